@@ -1,0 +1,452 @@
+"""`vidgen generate`: a video file from a sentence, in steps that survive being stopped."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vidgen.runtime.errors import VidgenError
+
+if TYPE_CHECKING:
+    from vidgen.pipelines import ContextForcingPipeline, GenerationSession
+
+INTERRUPTED = 130
+SESSION_SUFFIX = ".session.safetensors"
+DEFAULT_OUTPUT = Path("video.mp4")
+DEFAULT_SECONDS = 10.0
+# Below this many lines a video is enlarged, so that a tiny model's frames can be watched.
+MIN_DISPLAY_HEIGHT = 256
+
+
+class OutputError(VidgenError):
+    """The output can't be written where it was asked for."""
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to show.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts with times: lines `SECONDS | PROMPT` (.txt), or .jsonl."),
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Length. Default: the plan's, else 10.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Length in frames, instead of --seconds.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="An .mp4 file; `-` writes raw rgb24 to stdout.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A pipeline folder. Default: the embedded landscape model.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture the video begins with.")] = None,
+    video: Annotated[Path | None, typer.Option(metavar="FILE", help="Video to continue.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same video. Default: drawn, and printed.")] = None,
+    height: Annotated[int | None, typer.Option(help="Pixels. Default: the model's.")] = None,
+    width: Annotated[int | None, typer.Option(help="Pixels. Default: the model's.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Frames per second. Default: the model's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps per chunk. Default: the model's.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="Classifier-free guidance scale; 1 is off.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="NAME", help="slow_fast, sliding_window or full. Default: the model's.")
+    ] = None,
+    memory_option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Setting of --memory, as slow=12. May be repeated.")
+    ] = None,
+    prompt_switch: Annotated[
+        str | None, typer.Option(metavar="MODE", help="Memory at a change of prompt: recache, keep or flush.")
+    ] = None,
+    scale: Annotated[
+        int | None, typer.Option(help="Enlarge frames in the file. Default: to at least 256 lines.")
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print a line per finished chunk instead of a bar.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="SESSION", help="Go on with a stopped run's .session.safetensors file.")
+    ] = None,
+    session_every: Annotated[int, typer.Option(metavar="CHUNKS", help="How often to save the session; 0: only on Ctrl-C.")] = 10,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. Default: the best there is.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the device's.")] = None,
+    attention: Annotated[str | None, typer.Option(metavar="BACKEND", help="Attention kernel; see `vidgen doctor`.")] = None,
+    compile_blocks: Annotated[bool, typer.Option("--compile", help="Compile the transformer blocks (GPU).")] = False,
+    max_memory_gb: Annotated[
+        float | None, typer.Option(metavar="GB", help="Refuse to start if more than this is needed (1 GB = 2^30 bytes).")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output, and a stopped run's partial file.")] = False,
+) -> None:
+    """Generate a video from a sentence or a plan.
+
+    Ctrl-C saves the session; `--resume` continues it with the same frames an uninterrupted run would have made.
+    """
+    settings = {
+        "seed": seed, "seconds": seconds, "frames": frames, "height": height, "width": width, "fps": fps, "steps": steps,
+        "guidance": guidance, "memory": memory, "memory-option": memory_option, "prompt-switch": prompt_switch,
+        "image": image, "video": video, "plan": plan,
+    }  # fmt: skip
+    _check_arguments(prompt, resume, settings, session_every, max_memory_gb)
+    output = _choose_output(output, resume)
+    to_stdout = str(output) == "-"
+    if not to_stdout:
+        check_output(output, force=force, resuming=resume is not None)
+
+    pipe = _load_pipeline(model, device, dtype, attention, compile_blocks)
+    if resume is not None:
+        from vidgen.pipelines import GenerationSession
+
+        session = GenerationSession.load(resume, pipe)
+    else:
+        session = _start_session(pipe, prompt, settings)
+    _check_memory(session, max_memory_gb)
+
+    again = ["vidgen", "generate", "--resume", f"{output}{SESSION_SUFFIX}", "-o", str(output)]
+    for option, value in {"--model": model, "--scale": scale, "--dtype": dtype, "--attention": attention}.items():
+        again += [option, str(value)] if value is not None else []
+    reporter = _Reporter(session, stream=stream and not to_stdout)
+    with _stop_on_signal(session) as stop, reporter:
+        if to_stdout:
+            _write_raw(session, stop, reporter)
+        else:
+            _write_video(session, output, scale, resume is not None, session_every, stop, reporter, shlex.join(again))
+    if stop.requested:
+        raise typer.Exit(INTERRUPTED)
+
+
+# --- before any work ---------------------------------------------------------------------------------------------------
+
+
+def _check_arguments(
+    prompt: str | None, resume: Path | None, settings: dict[str, Any], session_every: int, max_memory_gb: float | None
+) -> None:
+    given = [f"--{name}" for name, value in settings.items() if value]
+    if resume is not None:
+        given = ["PROMPT"] * (prompt is not None) + given
+        if given:
+            raise typer.BadParameter(f"--resume goes on with the settings of the stopped run; leave out {', '.join(given)}")
+        if not resume.is_file():
+            raise typer.BadParameter(f"--resume {resume} is not a file; a stopped run leaves OUTPUT{SESSION_SUFFIX}")
+    elif (prompt is None) == (settings["plan"] is None):
+        raise typer.BadParameter('give either a PROMPT, such as "a meadow at dawn", or --plan FILE')
+    if prompt is not None and not prompt.strip():
+        raise typer.BadParameter('the PROMPT is empty; say what to show, such as "a meadow at dawn"')
+    for one, other in (("seconds", "frames"), ("image", "video")):
+        if settings[one] is not None and settings[other] is not None:
+            raise typer.BadParameter(f"--{one} and --{other} exclude each other; give one of them")
+    for name in ("seconds", "frames", "height", "width", "fps", "steps"):
+        value = settings[name]
+        if value is not None and not 0 < value < float("inf"):
+            raise typer.BadParameter(f"--{name} {value:g} must be above 0")
+    if settings["seed"] is not None and settings["seed"] < 0:
+        raise typer.BadParameter(f"--seed {settings['seed']} must be 0 or more")
+    for name in ("image", "video", "plan"):
+        if settings[name] is not None and not settings[name].is_file():
+            raise typer.BadParameter(f"--{name} {settings[name]} is not a file")
+    if settings["memory-option"] and settings["memory"] is None:
+        raise typer.BadParameter("--memory-option needs --memory NAME")
+    if session_every < 0:
+        raise typer.BadParameter(f"--session-every {session_every} must be 0 or more chunks")
+    if max_memory_gb is not None and not max_memory_gb > 0:
+        raise typer.BadParameter(f"--max-memory-gb {max_memory_gb:g} must be above 0")
+
+
+def _choose_output(output: Path | None, resume: Path | None) -> Path:
+    if resume is not None:
+        if output is None and not resume.name.endswith(f".mp4{SESSION_SUFFIX}"):
+            raise typer.BadParameter(f"{resume.name} doesn't say which video it belongs to; add -o VIDEO.mp4")
+        if str(output) == "-":
+            raise typer.BadParameter("a session continues a file, not stdout; give -o VIDEO.mp4")
+        return output or resume.with_name(resume.name.removesuffix(SESSION_SUFFIX))
+    return output or DEFAULT_OUTPUT
+
+
+def check_output(output: Path, force: bool, resuming: bool) -> None:
+    """Makes sure that a video can be written, before models are loaded.
+
+    Args:
+        output: The video's final name.
+        force: Whether an existing video or a stopped run's files may be replaced.
+        resuming: Whether those files are going to be continued.
+
+    Raises:
+        OutputError: The name isn't an .mp4 in a writable folder, or is taken.
+    """
+    if output.suffix.lower() != ".mp4":
+        raise OutputError(f"output {output} must end in .mp4, as {output.with_suffix('.mp4')}")
+    if not output.parent.is_dir():
+        raise OutputError(f"folder {output.parent} doesn't exist; create it or choose another --output")
+    if output.is_dir():
+        raise OutputError(f"output {output} is a folder; give the name of a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=output.parent):  # permission bits don't tell about read-only file systems
+            pass
+    except OSError as error:
+        raise OutputError(f"can't write in folder {output.parent.absolute()}: {error.strerror}") from error
+    if force:
+        return
+    if output.exists():
+        raise OutputError(f"{output} exists; choose another --output, or add --force to replace it")
+    session_file = output.with_name(output.name + SESSION_SUFFIX)
+    if session_file.exists() and not resuming:
+        raise OutputError(f"{output} has a stopped run; continue it with --resume {session_file}, or add --force")
+
+
+# --- the session -------------------------------------------------------------------------------------------------------
+
+
+def _load_pipeline(
+    model: Path | None, device: str | None, dtype: str | None, attention: str | None, compile_blocks: bool
+) -> ContextForcingPipeline:
+    from vidgen.runtime.assets import find_asset
+    from vidgen.runtime.device import select_device, select_dtype, set_threads
+
+    if model is not None and not (model / "model_index.json").is_file():
+        what = "a pipeline folder: it has no model_index.json" if model.is_dir() else "a folder"
+        raise typer.BadParameter(f"--model {model} is not {what}")
+    folder = find_asset() if model is None else model
+    torch_device = select_device(device)
+    torch_dtype = select_dtype(dtype, torch_device)
+    set_threads()
+
+    from safetensors import SafetensorError
+
+    from vidgen.pipelines import ContextForcingPipeline
+    from vidgen.runtime.attention import resolve_attention_backend
+
+    backend = None if attention is None else resolve_attention_backend(attention, torch_device, torch_dtype)
+    try:
+        pipe = ContextForcingPipeline.from_pretrained(folder, torch_dtype=torch_dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        # diffusers and transformers report damaged folders in many ways.
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise VidgenError(f"can't load the model in {folder}: {reason}") from error
+    pipe.to(torch_device)
+    pipe.set_progress_bar_config(disable=True)
+    if backend is not None:
+        pipe.transformer.set_attention_backend(backend)
+    if compile_blocks:
+        pipe.transformer.compile_repeated_blocks(fullgraph=True)
+    return pipe
+
+
+def _start_session(
+    pipe: ContextForcingPipeline, prompt: str | None, settings: dict[str, Any]
+) -> GenerationSession:
+    import torch
+
+    from vidgen.pipelines import PromptPlan
+
+    prompt_plan = PromptPlan.parse(prompt if settings["plan"] is None else settings["plan"])
+    seed = settings["seed"]
+    if seed is None:
+        seed = secrets.randbits(31)
+        print(f"seed {seed}", file=sys.stderr)
+    length: dict[str, Any] = {"num_frames": settings["frames"]}
+    if settings["frames"] is None:
+        length = {"seconds": settings["seconds"] or prompt_plan.seconds or DEFAULT_SECONDS}
+    optional = {
+        "height": settings["height"],
+        "width": settings["width"],
+        "fps": settings["fps"],
+        "num_inference_steps": settings["steps"],
+        "guidance_scale": settings["guidance"],
+        "prompt_switch": settings["prompt-switch"],
+        "memory": None if settings["memory"] is None else _memory_config(settings["memory"], settings["memory-option"]),
+        "image": None if settings["image"] is None else _read_image(settings["image"]),
+        "video": None if settings["video"] is None else _read_video(settings["video"]),
+    }
+    return pipe.session(
+        prompt_plan,
+        generator=torch.Generator().manual_seed(seed),
+        **length,
+        **{name: value for name, value in optional.items() if value is not None},
+    )
+
+
+def _memory_config(name: str, options: list[str] | None) -> Any:
+    import yaml
+
+    from vidgen.memory import make_memory
+
+    values = {}
+    for option in options or ():
+        key, separator, value = option.partition("=")
+        if not separator or not key:
+            raise typer.BadParameter(f"--memory-option {option!r} is not KEY=VALUE, such as slow=12")
+        values[key.strip()] = yaml.safe_load(value)
+    return make_memory(name, **values).config if values else name
+
+
+def _read_image(path: Path) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise VidgenError(f"--image {path} can't be read as a picture: {error}") from error
+
+
+def _read_video(path: Path) -> Any:
+    from vidgen.data import VideoReader
+
+    reader = VideoReader(path)
+    return reader[0 : len(reader)]
+
+
+def _check_memory(session: GenerationSession, max_memory_gb: float | None) -> None:
+    """Prints what the run will hold, and refuses one that can't fit."""
+    from vidgen.cli.doctor import format_bytes
+    from vidgen.runtime.device import available_memory
+
+    needed = session.estimate_nbytes()
+    available = available_memory(session.pipe.device)
+    limit = available if max_memory_gb is None else min(available, int(max_memory_gb * 2**30))
+    print(
+        f"memory: {format_bytes(needed)} beside the model, the same for any length; {format_bytes(available)} free",
+        file=sys.stderr,
+    )
+    if needed > limit:
+        raise VidgenError(
+            f"this video needs {format_bytes(needed)} beside the model and may use {format_bytes(limit)}: choose "
+            "--memory slow_fast or sliding_window with fewer slots, a smaller --height and --width, or fewer seconds"
+        )
+
+
+# --- writing -----------------------------------------------------------------------------------------------------------
+
+
+class _Stop:
+    """Whether the user asked to stop."""
+
+    requested = False
+
+
+@contextmanager
+def _stop_on_signal(session: GenerationSession) -> Iterator[_Stop]:
+    """Turns Ctrl-C and SIGTERM into a stop between chunks; a second one ends the process at once."""
+    stop = _Stop()
+
+    def handle(signal_number: int, frame: Any) -> None:
+        if stop.requested:
+            raise KeyboardInterrupt
+        stop.requested = True
+        session.interrupt()
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Reporter:
+    """Shows progress on stderr: a bar with rate and time left, or with `stream` a line per chunk on stdout."""
+
+    def __init__(self, session: GenerationSession, stream: bool) -> None:
+        self.session = session
+        self.stream = stream
+        self.first_frame = session.num_frames_emitted
+        self.started = self.last = time.monotonic()
+        self.progress = self.task = None
+
+    def __enter__(self) -> _Reporter:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        if not self.stream:
+            columns = (
+                TextColumn("generating"), BarColumn(), TextColumn("{task.completed}/{task.total} frames"),
+                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[rate]}"),
+            )  # fmt: skip
+            self.progress = Progress(*columns, console=Console(stderr=True))
+            total = self.session.settings.num_frames
+            self.task = self.progress.add_task("", total=total, completed=self.first_frame, rate="")
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def chunk_done(self, num_frames: int) -> None:
+        """Reports a chunk of `num_frames` frames that is safely in the file."""
+        now = time.monotonic()
+        done = self.session.num_frames_emitted
+        if self.stream:
+            seconds = now - self.last
+            print(
+                f"chunk {self.session.chunk_index - 1}: frames {done - num_frames}-{done - 1}, {seconds:.2f} s, "
+                f"{num_frames / seconds:.1f} frames/s, memory {self.session.memory.nbytes} bytes",
+                flush=True,
+            )
+        else:
+            self.progress.update(self.task, completed=done, rate=self.rate())
+        self.last = now
+
+    def rate(self) -> str:
+        """Speed since the start, as frames per second and as a multiple of playing speed."""
+        from vidgen.cli.doctor import format_bytes
+
+        rate = (self.session.num_frames_emitted - self.first_frame) / max(time.monotonic() - self.started, 1e-9)
+        realtime = rate / self.session.settings.fps
+        return f"{rate:.1f} frames/s, {realtime:.2f}x real time, memory {format_bytes(self.session.memory.nbytes)}"
+
+
+def _write_raw(session: GenerationSession, stop: _Stop, reporter: _Reporter) -> None:
+    """Writes frames to stdout as they come, rgb24 without any header."""
+    sys.stderr.write(f"rgb24 {session.settings.width}x{session.settings.height} at {session.settings.fps:g} fps\n")
+    while not (session.finished or stop.requested):
+        frames = session.step()
+        if frames is not None:
+            sys.stdout.buffer.write(frames.tobytes())
+            sys.stdout.buffer.flush()
+            reporter.chunk_done(len(frames))
+
+
+def _write_video(
+    session: GenerationSession,
+    output: Path,
+    scale: int | None,
+    resuming: bool,
+    session_every: int,
+    stop: _Stop,
+    reporter: _Reporter,
+    resume_command: str,
+) -> None:
+    from vidgen.data import VideoWriter
+
+    session_file = output.with_name(output.name + SESSION_SUFFIX)
+    settings = session.settings
+    if scale is None:
+        scale = max(1, -(-MIN_DISPLAY_HEIGHT // settings.height))
+    writer = VideoWriter(
+        output,
+        fps=settings.fps,
+        height=settings.height,
+        width=settings.width,
+        scale=scale,
+        resume_frames=session.num_frames_emitted if resuming else 0,
+    )
+    if not resuming:
+        session_file.unlink(missing_ok=True)  # of a run that --force gives up
+    with writer:
+        while not (session.finished or stop.requested):
+            frames = session.step()
+            if frames is None:
+                break
+            writer.append(frames)
+            reporter.chunk_done(len(frames))
+            if session_every and session.chunk_index % session_every == 0:
+                session.save(session_file)
+        if not session.finished:
+            session.save(session_file)
+            raise _Interrupted(f"stopped after {writer.num_frames} frames; go on with: {resume_command}")
+    session_file.unlink(missing_ok=True)
+    print(f"{output}: {session.num_frames_emitted} frames, {reporter.rate()}", file=sys.stderr)

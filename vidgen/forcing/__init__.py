@@ -1,0 +1,1 @@
+"""Objectives of causal video diffusion, one file per paradigm."""

@@ -1,0 +1,1 @@
+"""Neural networks: diffusers models, one file per architecture."""

@@ -1,0 +1,454 @@
+"""The embedded default model, from nothing to a few-step student, on `LandscapeWorld`.
+
+Five steps, each a function of (config, overrides) that resumes where it stopped: `train_vae`, `train_text_encoder`,
+`encode_latents`, `train_diffusion`, `train_student`; `assemble` puts the results into one diffusers folder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
+
+from vidgen.forcing.diffusion_forcing import DiffusionForcingConfig, DiffusionForcingMethod
+from vidgen.forcing.layouts import sample_layout
+from vidgen.forcing.ode_distillation import ODEDistillationConfig, ODEDistillationMethod
+from vidgen.memory import SlowFastMemoryConfig
+from vidgen.models.causal_wan import CausalWanTransformer3DModel
+from vidgen.models.streaming_vae import StreamingVAEEncoder
+from vidgen.runtime.checkpoint import atomic_write, load_safetensors, save_safetensors
+from vidgen.runtime.config import load_config
+from vidgen.runtime.device import derive_seed, generator_for, select_device, set_threads
+from vidgen.runtime.errors import ConfigError
+from vidgen.train import TrainConfig, TrainResult, fit
+from vidgen.train.autoencoder import AutoencoderConfig, AutoencoderMethod
+from vidgen.train.caption_encoder import CaptionEncoderMethod
+from vidgen.worlds import LandscapeScene, LandscapeWorld, caption
+from vidgen.worlds.landscape import BIOMES, MOVES, TIMES, TRAVELLERS, WEATHERS
+
+
+ATTRIBUTES = {"biome": BIOMES, "time_of_day": TIMES, "weather": WEATHERS, "traveller": TRAVELLERS}
+
+# Scene seeds are split by purpose, so that no held-out scene is ever trained on.
+TRAIN_SEEDS, VALIDATION_SEEDS = 0, 1_000_000
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """Size and rate of the rendered world: pixels, pixels, frames per second."""
+
+    height: int = 64
+    width: int = 112
+    fps: int = 12
+
+    def build(self) -> LandscapeWorld:
+        return LandscapeWorld(height=self.height, width=self.width, fps=self.fps)
+
+
+def _scene(world: LandscapeWorld, index: int, seconds: float) -> LandscapeScene:
+    """Scene `index`, its attributes cycling through all combinations so that even a small set holds every value."""
+    values = np.unravel_index(
+        (index * 7919) % np.prod([len(names) for names in ATTRIBUTES.values()]),
+        [len(names) for names in ATTRIBUTES.values()],
+    )
+    attributes = {name: names[value] for (name, names), value in zip(ATTRIBUTES.items(), values, strict=True)}
+    return world.scene(seed=index, seconds=seconds, **attributes)
+
+
+# --- 1. autoencoder ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VAERecipe:
+    """Autoencoder training.
+
+    Attributes:
+        world: rendered data.
+        train: the run; role `vae`.
+        model: arguments of `AutoencoderKLWan`.
+        method: loss weights.
+        num_scenes: scenes rendered for training.
+        clips_per_scene: short clips cut from each.
+        clip_frames: frames of a clip, 4 n + 1.
+    """
+
+    train: TrainConfig
+    world: WorldConfig = field(default_factory=WorldConfig)
+    model: dict[str, Any] = field(default_factory=dict)
+    method: AutoencoderConfig = field(default_factory=AutoencoderConfig)
+    num_scenes: int = 240
+    clips_per_scene: int = 16
+    clip_frames: int = 5
+
+
+class Clips(torch.utils.data.Dataset):
+    """uint8 clips `(frames, height, width, 3)` in memory."""
+
+    def __init__(self, clips: np.ndarray) -> None:
+        self.clips = clips
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"frames": torch.from_numpy(self.clips[index])}
+
+
+def render_clips(world: LandscapeWorld, first_scene: int, num_scenes: int, per_scene: int, frames: int) -> np.ndarray:
+    """uint8 `(num_scenes * per_scene, frames, height, width, 3)`, clips at random times of one-minute scenes."""
+    clips = []
+    for index in tqdm(range(first_scene, first_scene + num_scenes), desc="rendering clips"):
+        scene = _scene(world, index, seconds=60.0)
+        starts = np.random.default_rng(derive_seed(index)).integers(0, scene.num_frames - frames, per_scene)
+        # One continuous stretch keeps the scene's cached strips small.
+        clips.extend(world.render(scene, int(start), frames) for start in np.sort(starts))
+    return np.stack(clips)
+
+
+def train_vae(source: str | None, overrides: list[str]) -> TrainResult:
+    """Train the autoencoder on short clips."""
+    config = load_config(VAERecipe, source, overrides)
+    set_threads()
+    world = config.world.build()
+    clips = render_clips(world, TRAIN_SEEDS, config.num_scenes, config.clips_per_scene, config.clip_frames)
+    validation = render_clips(world, VALIDATION_SEEDS, 16, 1, config.clip_frames)
+    torch.manual_seed(config.train.seed)  # diffusers and transformers draw initial weights from the global generator
+    vae = AutoencoderKLWan(**config.model)
+    method = AutoencoderMethod(vae, config.method, torch.from_numpy(validation))
+    return fit(method, Clips(clips), config.train)
+
+
+# --- 2. text encoder ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TextEncoderRecipe:
+    """Tokenizer and text encoder training.
+
+    Attributes:
+        train: the run; roles `text_encoder` and `heads`.
+        world: where captions come from.
+        model: arguments of `UMT5Config`, without the vocabulary size.
+        vocab_size: entries of the tokenizer.
+        max_length: tokens of a caption.
+    """
+
+    train: TrainConfig
+    world: WorldConfig = field(default_factory=WorldConfig)
+    model: dict[str, Any] = field(default_factory=dict)
+    vocab_size: int = 1024
+    max_length: int = 64
+
+
+def train_tokenizer(texts: list[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, so that any text can be read, with T5's special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<pad>", "</s>", "<unk>"]
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=specials,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=max_length,
+        padding_side="right",
+    )
+
+
+class Captions:
+    """Endless captions with the attributes they state, as `fit` asks for them."""
+
+    def __init__(self, world: LandscapeWorld, tokenizer: PreTrainedTokenizerFast, seed: int, split: str) -> None:
+        self.world, self.tokenizer, self.seed, self.split = world, tokenizer, seed, split
+
+    def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
+        first = (step * world_size + rank) * batch_size
+        texts, labels = [], {name: [] for name in (*ATTRIBUTES, "move", "fast")}
+        for index in range(first, first + batch_size):
+            scene = self.world.scene(seed=derive_seed(self.seed, index), seconds=20.0)
+            frame = derive_seed(index) % scene.num_frames
+            texts.append(caption(scene, frame, seed=index, split=self.split))
+            move = scene.move_at(frame)
+            for name, names in ATTRIBUTES.items():
+                labels[name].append(names.index(getattr(scene, name)))
+            labels["move"].append(MOVES.index(move.kind))
+            labels["fast"].append(int(move.speed > 9))
+        tokens = tokenize(self.tokenizer, texts)
+        return {**tokens, **{name: torch.tensor(values) for name, values in labels.items()}}
+
+
+def tokenize(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask`, `(batch, model_max_length)`."""
+    tokens = tokenizer(
+        texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
+    )
+    return {"input_ids": tokens.input_ids, "attention_mask": tokens.attention_mask}
+
+
+def train_text_encoder(source: str | None, overrides: list[str]) -> TrainResult:
+    """Train the tokenizer, then the text encoder."""
+    config = load_config(TextEncoderRecipe, source, overrides)
+    set_threads()
+    world = config.world.build()
+    texts = []
+    for index in range(4000):
+        scene = world.scene(seed=derive_seed(TRAIN_SEEDS, index), seconds=20.0)
+        texts.append(caption(scene, derive_seed(index) % scene.num_frames, seed=index))
+    tokenizer = train_tokenizer(texts, config.vocab_size, config.max_length)
+    torch.manual_seed(config.train.seed)
+    text_encoder = UMT5EncoderModel(UMT5Config(vocab_size=len(tokenizer), **config.model))
+    classes = {name: len(names) for name, names in ATTRIBUTES.items()} | {"move": len(MOVES), "fast": 2}
+    validation = Captions(world, tokenizer, VALIDATION_SEEDS, "test").batch(0, 0, 1, 256)
+    method = CaptionEncoderMethod(text_encoder, classes, validation)
+    result = fit(method, Captions(world, tokenizer, TRAIN_SEEDS, "train"), config.train)
+    tokenizer.save_pretrained(result.weights_dir / "tokenizer")
+    return result
+
+
+# --- 3. latents --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LatentsRecipe:
+    """Encoding of whole scenes.
+
+    Attributes:
+        output_dir: where the latents and the autoencoder with its statistics go.
+        vae: folder of the trained autoencoder.
+        world: rendered data.
+        num_scenes: training scenes.
+        num_validation_scenes: held-out scenes.
+        latent_frames: latent frames per scene, a multiple of the chunk.
+    """
+
+    output_dir: str
+    vae: str
+    world: WorldConfig = field(default_factory=WorldConfig)
+    num_scenes: int = 384
+    num_validation_scenes: int = 16
+    latent_frames: int = 75
+
+    @property
+    def seconds(self) -> float:
+        """Length of a scene: the first latent frame is one picture, every other one is four."""
+        return (4 * self.latent_frames - 3) / self.world.fps
+
+    def scene_indices(self, split: str) -> range:
+        first, count = {
+            "train": (TRAIN_SEEDS, self.num_scenes),
+            "validation": (VALIDATION_SEEDS, self.num_validation_scenes),
+        }[split]
+        return range(first, first + count)
+
+
+@torch.no_grad()
+def encode_latents(source: str | None, overrides: list[str]) -> Path:
+    """Render and encode scenes one by one; a scene already encoded is skipped.
+
+    Returns:
+        The output folder: `scene_*.safetensors` with unnormalized latents `(channels, frames, height, width)`,
+        `latents.json`, and `vae/` whose config carries the mean and standard deviation of the latents.
+    """
+    config = load_config(LatentsRecipe, source, overrides)
+    set_threads()
+    output_dir = Path(config.output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    world = config.world.build()
+    device = select_device()
+    vae = AutoencoderKLWan.from_pretrained(config.vae).to(device).eval()
+    # The stored latents are raw: the statistics are computed from them.
+    vae.register_to_config(latents_mean=[0.0] * vae.config.z_dim, latents_std=[1.0] * vae.config.z_dim)
+    for split in ("train", "validation"):
+        for index in tqdm(config.scene_indices(split), desc=f"encoding {split} scenes"):
+            path = output_dir / f"scene_{index}.safetensors"
+            if path.exists():
+                continue
+            scene = _scene(world, index, config.seconds)
+            frames = torch.from_numpy(world.render(scene, 0, 4 * config.latent_frames - 3))
+            pixels = frames.permute(3, 0, 1, 2)[None].to(device).float() / 127.5 - 1
+            latents = StreamingVAEEncoder(vae).encode(pixels)[0]
+            save_safetensors({"latents": latents.half().cpu().contiguous()}, path, {})
+    statistics = torch.stack(
+        [load_safetensors(output_dir / f"scene_{index}.safetensors")[0]["latents"].float() for index in config.scene_indices("train")]
+    ).transpose(0, 1).flatten(1)
+    vae.register_to_config(latents_mean=statistics.mean(1).tolist(), latents_std=statistics.std(1).tolist())
+    vae.save_pretrained(output_dir / "vae")
+    with atomic_write(output_dir / "latents.json") as path:
+        Path(path).write_text(json.dumps({"latent_frames": config.latent_frames, "seconds": config.seconds}))
+    return output_dir
+
+
+class LatentScenes:
+    """Slow-fast layouts of encoded scenes with a caption of the moment, as `fit` asks for them.
+
+    Args:
+        config: how the scenes were encoded.
+        split: `"train"` or `"validation"`.
+        tokenizer: tokenizer of the captions.
+        memory: sizes of the memory.
+        chunk: latent frames per chunk.
+        seed: fixes layouts and wordings.
+        steady_probability: share of batches in which the memory has already dropped frames.
+    """
+
+    def __init__(
+        self,
+        config: LatentsRecipe,
+        split: str,
+        tokenizer: PreTrainedTokenizerFast,
+        memory: SlowFastMemoryConfig,
+        chunk: int = 3,
+        seed: int = 0,
+        steady_probability: float = 0.6,
+    ) -> None:
+        folder = Path(config.output_dir)
+        if not (folder / "latents.json").exists():
+            raise ConfigError(f"{folder} holds no finished latents; run the recipe landscape_latents first.")
+        vae_config = json.loads((folder / "vae" / "config.json").read_text())
+        mean = torch.tensor(vae_config["latents_mean"]).view(-1, 1, 1, 1)
+        std = torch.tensor(vae_config["latents_std"]).view(-1, 1, 1, 1)
+        world = config.world.build()
+        self.scenes, self.latents = [], []
+        for index in config.scene_indices(split):
+            raw = load_safetensors(folder / f"scene_{index}.safetensors")[0]["latents"]
+            self.latents.append(((raw.float() - mean) / std).half())
+            self.scenes.append(_scene(world, index, config.seconds))
+        self.tokenizer, self.memory, self.chunk = tokenizer, memory, chunk
+        self.seed, self.steady_probability = seed, steady_probability
+
+    def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
+        # The kind of layout is drawn per step, not per rank: it decides the mask and the work of a forward.
+        shared = generator_for(self.seed, step)
+        steady = bool(torch.rand((), generator=shared) < self.steady_probability)
+        generator = generator_for(self.seed, step, rank)
+        samples, texts = [], []
+        for _ in range(batch_size):
+            index = int(torch.randint(len(self.scenes), (), generator=generator))
+            scene, latents = self.scenes[index], self.latents[index]
+            layout = sample_layout(self.memory, latents.shape[1], self.chunk, steady, generator)
+            # The caption tells the move of the target, or of any moment when no frame was dropped yet.
+            moment = layout.frame_ids[-1]
+            if not steady:
+                moment = layout.frame_ids[int(torch.randint(len(layout.frame_ids), (), generator=generator))]
+            move = scene.move_at(_pixel_frame(int(moment)))
+            same_move = [scene.move_at(_pixel_frame(int(frame))) == move for frame in layout.frame_ids]
+            wording = int(torch.randint(1 << 30, (), generator=generator))
+            texts.append(caption(scene, _pixel_frame(int(moment)), seed=wording))
+            samples.append(
+                {
+                    "latents": latents[:, layout.frame_ids],
+                    "frame_blocks": layout.frame_blocks,
+                    "is_slow": layout.is_slow,
+                    "matches_caption": torch.tensor(same_move) | layout.is_slow,
+                }
+            )
+        return {**torch.utils.data.default_collate(samples), **tokenize(self.tokenizer, texts)}
+
+
+def _pixel_frame(latent_frame: int) -> int:
+    """The middle of the four pictures of a latent frame; latent frame 0 is picture 0."""
+    return 0 if latent_frame == 0 else 4 * latent_frame - 2
+
+
+# --- 4. diffusion ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DiffusionRecipe:
+    """Diffusion forcing of the causal transformer.
+
+    Attributes:
+        train: the run; role `transformer`.
+        latents: how the latents were made.
+        text_encoder: weights folder of the text encoder recipe (holds `text_encoder/` and `tokenizer/`).
+        model: arguments of `CausalWanTransformer3DModel`.
+        memory: sizes of the memory whose layouts are trained.
+        method: noise and weights.
+    """
+
+    train: TrainConfig
+    latents: LatentsRecipe
+    text_encoder: str
+    model: dict[str, Any] = field(default_factory=dict)
+    memory: SlowFastMemoryConfig = field(default_factory=SlowFastMemoryConfig)
+    method: DiffusionForcingConfig = field(default_factory=DiffusionForcingConfig)
+
+
+def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
+    """Train the many-step causal model."""
+    config = load_config(DiffusionRecipe, source, overrides)
+    set_threads()
+    tokenizer = AutoTokenizer.from_pretrained(Path(config.text_encoder) / "tokenizer")
+    text_encoder = UMT5EncoderModel.from_pretrained(Path(config.text_encoder) / "text_encoder").eval()
+    torch.manual_seed(config.train.seed)
+    transformer = CausalWanTransformer3DModel(**config.model)
+    # Zero output: training starts from predicting nothing instead of noise of the initial weights.
+    torch.nn.init.zeros_(transformer.proj_out.weight)
+    torch.nn.init.zeros_(transformer.proj_out.bias)
+    chunk = transformer.config.num_frames_per_block
+    data = LatentScenes(config.latents, "train", tokenizer, config.memory, chunk, config.train.seed)
+    held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, steady_probability=1.0)
+    method = DiffusionForcingMethod(
+        transformer, text_encoder, config.method, lambda: held_out.batch(0, 0, 1, 16)
+    )
+    return fit(method, data, config.train)
+
+
+# --- 5. student --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StudentRecipe:
+    """Distillation of the few-step student.
+
+    Attributes:
+        train: the run; role `student`.
+        latents: how the latents were made.
+        text_encoder: weights folder of the text encoder recipe.
+        teacher: transformer folder of the many-step model.
+        memory: sizes of the memory.
+        method: steps and guidance.
+    """
+
+    train: TrainConfig
+    latents: LatentsRecipe
+    text_encoder: str
+    teacher: str
+    memory: SlowFastMemoryConfig = field(default_factory=SlowFastMemoryConfig)
+    method: ODEDistillationConfig = field(default_factory=ODEDistillationConfig)
+
+
+def train_student(source: str | None, overrides: list[str]) -> TrainResult:
+    """Distill the few-step student."""
+    config = load_config(StudentRecipe, source, overrides)
+    set_threads()
+    tokenizer = AutoTokenizer.from_pretrained(Path(config.text_encoder) / "tokenizer")
+    text_encoder = UMT5EncoderModel.from_pretrained(Path(config.text_encoder) / "text_encoder").eval()
+    teacher = CausalWanTransformer3DModel.from_pretrained(config.teacher)
+    student = CausalWanTransformer3DModel.from_pretrained(config.teacher)
+    chunk = teacher.config.num_frames_per_block
+    data = LatentScenes(config.latents, "train", tokenizer, config.memory, chunk, config.train.seed)
+    held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, steady_probability=1.0)
+    method = ODEDistillationMethod(
+        student, teacher, text_encoder, config.memory, config.method, lambda: held_out.batch(0, 0, 1, 8)
+    )
+    return fit(method, data, config.train)

@@ -1,0 +1,31 @@
+"""Data sources with a known truth."""
+
+from vidgen.worlds.landscape import (
+    BIOMES,
+    MOVES,
+    TIMES,
+    TRAVELLERS,
+    WEATHERS,
+    CameraMove,
+    LandscapeError,
+    LandscapeScene,
+    LandscapeWorld,
+    SceneObject,
+)
+from vidgen.worlds.landscape_captions import caption, parse_caption, prompt_plan
+
+__all__ = [
+    "BIOMES",
+    "MOVES",
+    "TIMES",
+    "TRAVELLERS",
+    "WEATHERS",
+    "CameraMove",
+    "LandscapeError",
+    "LandscapeScene",
+    "LandscapeWorld",
+    "SceneObject",
+    "caption",
+    "parse_caption",
+    "prompt_plan",
+]
