@@ -117,18 +117,11 @@ def _memory_cost(dtype: Any) -> list[dict[str, Any]]:
     return costs
 
 
-def format_bytes(count: float) -> str:
-    """Writes a number of bytes as people read it: 1 536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
 def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from vidgen.pipelines.budget import format_bytes
 
     console = Console()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import secrets
 import shlex
 import signal
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,21 +42,23 @@ def generate(
     seconds: Annotated[float | None, typer.Option(help="Length. Default: the plan's, else 10.")] = None,
     frames: Annotated[int | None, typer.Option(help="Length in frames, instead of --seconds.")] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="An .mp4 file; `-` writes raw rgb24 to stdout.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="An .mp4 file, or `-` for raw rgb24 on stdout."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A pipeline folder. Default: the embedded landscape model.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Pipeline folder, or owner/name on the Hub. Default: the embedded model."),
     ] = None,
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture the video begins with.")] = None,
     video: Annotated[Path | None, typer.Option(metavar="FILE", help="Video to continue.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same video. Default: drawn, and printed.")] = None,
     height: Annotated[int | None, typer.Option(help="Pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Pixels. Default: the model's.")] = None,
-    fps: Annotated[float | None, typer.Option(help="Frames per second. Default: the model's.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Frames per second, of file and plan.")] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps per chunk. Default: the model's.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Classifier-free guidance scale; 1 is off.")] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="NAME", help="slow_fast, sliding_window or full. Default: the model's.")
+        str | None, typer.Option(metavar="NAME", help="slow_fast (default), sliding_window or full.")
     ] = None,
     memory_option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Setting of --memory, as slow=12. May be repeated.")
@@ -67,30 +69,35 @@ def generate(
     scale: Annotated[
         int | None, typer.Option(help="Enlarge frames in the file. Default: to at least 256 lines.")
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Print a line per finished chunk instead of a bar.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print a line per chunk instead of a bar.")] = False,
     resume: Annotated[
         Path | None, typer.Option(metavar="SESSION", help="Go on with a stopped run's .session.safetensors file.")
     ] = None,
-    session_every: Annotated[int, typer.Option(metavar="CHUNKS", help="How often to save the session; 0: only on Ctrl-C.")] = 10,
+    session_every: Annotated[
+        int, typer.Option(metavar="CHUNKS", help="How often to save the session; 0: only on Ctrl-C.")
+    ] = 10,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. Default: the best there is.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the device's.")] = None,
-    attention: Annotated[str | None, typer.Option(metavar="BACKEND", help="Attention kernel; see `vidgen doctor`.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(metavar="BACKEND", help="Kernel; `vidgen doctor` lists them.")
+    ] = None,
     compile_blocks: Annotated[bool, typer.Option("--compile", help="Compile the transformer blocks (GPU).")] = False,
     max_memory_gb: Annotated[
-        float | None, typer.Option(metavar="GB", help="Refuse to start if more than this is needed (1 GB = 2^30 bytes).")
+        float | None,
+        typer.Option(metavar="GB", help="Refuse to start if more is needed (in 10^9 bytes)."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output, and a stopped run's partial file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output, or a stopped run.")] = False,
 ) -> None:
     """Generate a video from a sentence or a plan.
 
     Ctrl-C saves the session; `--resume` continues it with the same frames an uninterrupted run would have made.
     """
     settings = {
-        "seed": seed, "seconds": seconds, "frames": frames, "height": height, "width": width, "fps": fps, "steps": steps,
-        "guidance": guidance, "memory": memory, "memory-option": memory_option, "prompt-switch": prompt_switch,
-        "image": image, "video": video, "plan": plan,
+        "seed": seed, "seconds": seconds, "frames": frames, "height": height, "width": width, "fps": fps,
+        "steps": steps, "guidance": guidance, "memory": memory, "memory-option": memory_option,
+        "prompt-switch": prompt_switch, "image": image, "video": video, "plan": plan, "max-memory-gb": max_memory_gb,
     }  # fmt: skip
-    _check_arguments(prompt, resume, settings, session_every, max_memory_gb)
+    _check_arguments(prompt, resume, settings, session_every)
     output = _choose_output(output, resume)
     to_stdout = str(output) == "-"
     if not to_stdout:
@@ -103,7 +110,7 @@ def generate(
         session = GenerationSession.load(resume, pipe)
     else:
         session = _start_session(pipe, prompt, settings)
-    _check_memory(session, max_memory_gb)
+    _print_budget(session)
 
     again = ["vidgen", "generate", "--resume", f"{output}{SESSION_SUFFIX}", "-o", str(output)]
     for option, value in {"--model": model, "--scale": scale, "--dtype": dtype, "--attention": attention}.items():
@@ -113,22 +120,25 @@ def generate(
         if to_stdout:
             _write_raw(session, stop, reporter)
         else:
-            _write_video(session, output, scale, resume is not None, session_every, stop, reporter, shlex.join(again))
-    if stop.requested:
+            _write_video(session, output, scale, resume is not None, session_every, stop, reporter)
+    if not session.finished:
+        if not to_stdout:
+            print(
+                f"stopped after {session.num_frames_emitted} frames; go on with: {shlex.join(again)}", file=sys.stderr
+            )
         raise typer.Exit(INTERRUPTED)
+    print(f"{output}: {session.num_frames_emitted} frames, {reporter.rate()}", file=sys.stderr)
 
 
-# --- before any work ---------------------------------------------------------------------------------------------------
+# --- before any work ------------------------------------------------------------------------------------------
 
 
-def _check_arguments(
-    prompt: str | None, resume: Path | None, settings: dict[str, Any], session_every: int, max_memory_gb: float | None
-) -> None:
-    given = [f"--{name}" for name, value in settings.items() if value]
+def _check_arguments(prompt: str | None, resume: Path | None, settings: dict[str, Any], session_every: int) -> None:
+    given = [f"--{name}" for name, value in settings.items() if value not in (None, [])]
     if resume is not None:
         given = ["PROMPT"] * (prompt is not None) + given
         if given:
-            raise typer.BadParameter(f"--resume goes on with the settings of the stopped run; leave out {', '.join(given)}")
+            raise typer.BadParameter(f"--resume keeps the stopped run's settings; leave out {', '.join(given)}")
         if not resume.is_file():
             raise typer.BadParameter(f"--resume {resume} is not a file; a stopped run leaves OUTPUT{SESSION_SUFFIX}")
     elif (prompt is None) == (settings["plan"] is None):
@@ -138,7 +148,7 @@ def _check_arguments(
     for one, other in (("seconds", "frames"), ("image", "video")):
         if settings[one] is not None and settings[other] is not None:
             raise typer.BadParameter(f"--{one} and --{other} exclude each other; give one of them")
-    for name in ("seconds", "frames", "height", "width", "fps", "steps"):
+    for name in ("seconds", "frames", "height", "width", "fps", "steps", "max-memory-gb"):
         value = settings[name]
         if value is not None and not 0 < value < float("inf"):
             raise typer.BadParameter(f"--{name} {value:g} must be above 0")
@@ -151,8 +161,6 @@ def _check_arguments(
         raise typer.BadParameter("--memory-option needs --memory NAME")
     if session_every < 0:
         raise typer.BadParameter(f"--session-every {session_every} must be 0 or more chunks")
-    if max_memory_gb is not None and not max_memory_gb > 0:
-        raise typer.BadParameter(f"--max-memory-gb {max_memory_gb:g} must be above 0")
 
 
 def _choose_output(output: Path | None, resume: Path | None) -> Path:
@@ -196,37 +204,42 @@ def check_output(output: Path, force: bool, resuming: bool) -> None:
         raise OutputError(f"{output} has a stopped run; continue it with --resume {session_file}, or add --force")
 
 
-# --- the session -------------------------------------------------------------------------------------------------------
+# --- the session ----------------------------------------------------------------------------------------------
 
 
 def _load_pipeline(
-    model: Path | None, device: str | None, dtype: str | None, attention: str | None, compile_blocks: bool
+    model: str | None, device: str | None, dtype: str | None, attention: str | None, compile_blocks: bool
 ) -> ContextForcingPipeline:
     from vidgen.runtime.assets import find_asset
     from vidgen.runtime.device import select_device, select_dtype, set_threads
 
-    if model is not None and not (model / "model_index.json").is_file():
-        what = "a pipeline folder: it has no model_index.json" if model.is_dir() else "a folder"
-        raise typer.BadParameter(f"--model {model} is not {what}")
-    folder = find_asset() if model is None else model
+    folder = str(find_asset()) if model is None else model
+    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", folder) is not None and not Path(folder).exists()
+    if not on_hub and not Path(folder, "model_index.json").is_file():
+        what = "a pipeline folder: it has no model_index.json" if Path(folder).is_dir() else "a folder"
+        raise typer.BadParameter(f"--model {folder} is not {what}")
     torch_device = select_device(device)
     torch_dtype = select_dtype(dtype, torch_device)
     set_threads()
 
+    from diffusers.utils.logging import disable_progress_bar
     from safetensors import SafetensorError
+    from transformers.utils.logging import disable_progress_bar as disable_transformers_progress_bar
 
     from vidgen.pipelines import ContextForcingPipeline
     from vidgen.runtime.attention import resolve_attention_backend
 
     backend = None if attention is None else resolve_attention_backend(attention, torch_device, torch_dtype)
+    disable_progress_bar()
+    disable_transformers_progress_bar()
     try:
-        pipe = ContextForcingPipeline.from_pretrained(folder, torch_dtype=torch_dtype, local_files_only=True)
+        pipe = ContextForcingPipeline.from_pretrained(folder, torch_dtype=torch_dtype)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         # diffusers and transformers report damaged folders in many ways.
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise VidgenError(f"can't load the model in {folder}: {reason}") from error
+        hint = " (no such folder here, so it was looked up on the Hub)" if on_hub else ""
+        raise VidgenError(f"can't load the model {folder}{hint}: {reason}") from error
     pipe.to(torch_device)
-    pipe.set_progress_bar_config(disable=True)
     if backend is not None:
         pipe.transformer.set_attention_backend(backend)
     if compile_blocks:
@@ -234,9 +247,7 @@ def _load_pipeline(
     return pipe
 
 
-def _start_session(
-    pipe: ContextForcingPipeline, prompt: str | None, settings: dict[str, Any]
-) -> GenerationSession:
+def _start_session(pipe: ContextForcingPipeline, prompt: str | None, settings: dict[str, Any]) -> GenerationSession:
     import torch
 
     from vidgen.pipelines import PromptPlan
@@ -246,25 +257,30 @@ def _start_session(
     if seed is None:
         seed = secrets.randbits(31)
         print(f"seed {seed}", file=sys.stderr)
-    length: dict[str, Any] = {"num_frames": settings["frames"]}
-    if settings["frames"] is None:
-        length = {"seconds": settings["seconds"] or prompt_plan.seconds or DEFAULT_SECONDS}
-    optional = {
+    if settings["fps"] is not None:
+        pipe.register_to_config(fps=settings["fps"])
+    seconds = settings["seconds"]
+    if settings["frames"] is None and seconds is None:
+        seconds = prompt_plan.seconds or DEFAULT_SECONDS
+    given = {
+        "num_frames": settings["frames"],
+        "seconds": seconds,
         "height": settings["height"],
         "width": settings["width"],
-        "fps": settings["fps"],
         "num_inference_steps": settings["steps"],
         "guidance_scale": settings["guidance"],
         "prompt_switch": settings["prompt-switch"],
-        "memory": None if settings["memory"] is None else _memory_config(settings["memory"], settings["memory-option"]),
+        "max_memory_gb": settings["max-memory-gb"],
+        "memory": None
+        if settings["memory"] is None
+        else _memory_config(settings["memory"], settings["memory-option"]),
         "image": None if settings["image"] is None else _read_image(settings["image"]),
         "video": None if settings["video"] is None else _read_video(settings["video"]),
     }
     return pipe.session(
         prompt_plan,
         generator=torch.Generator().manual_seed(seed),
-        **length,
-        **{name: value for name, value in optional.items() if value is not None},
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 
@@ -299,26 +315,23 @@ def _read_video(path: Path) -> Any:
     return reader[0 : len(reader)]
 
 
-def _check_memory(session: GenerationSession, max_memory_gb: float | None) -> None:
-    """Prints what the run will hold, and refuses one that can't fit."""
-    from vidgen.cli.doctor import format_bytes
-    from vidgen.runtime.device import available_memory
+def _print_budget(session: GenerationSession) -> None:
+    from vidgen.pipelines.budget import estimate_budget, format_bytes
 
-    needed = session.estimate_nbytes()
-    available = available_memory(session.pipe.device)
-    limit = available if max_memory_gb is None else min(available, int(max_memory_gb * 2**30))
+    budget = estimate_budget(session.pipe, session.memory, session.settings, session.batch_size)
     print(
-        f"memory: {format_bytes(needed)} beside the model, the same for any length; {format_bytes(available)} free",
+        f"{session.settings.num_frames} frames of {session.settings.height}x{session.settings.width}; estimated: "
+        f"models {format_bytes(budget.weights)}, memory {format_bytes(budget.key_values)}, "
+        f"decoder {format_bytes(budget.decoder)}",
         file=sys.stderr,
     )
-    if needed > limit:
-        raise VidgenError(
-            f"this video needs {format_bytes(needed)} beside the model and may use {format_bytes(limit)}: choose "
-            "--memory slow_fast or sliding_window with fewer slots, a smaller --height and --width, or fewer seconds"
-        )
 
 
-# --- writing -----------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------------------
+
+
+class _Unfinished(Exception):
+    """Leaves a `VideoWriter` block without publishing the video."""
 
 
 class _Stop:
@@ -392,7 +405,7 @@ class _Reporter:
 
     def rate(self) -> str:
         """Speed since the start, as frames per second and as a multiple of playing speed."""
-        from vidgen.cli.doctor import format_bytes
+        from vidgen.pipelines.budget import format_bytes
 
         rate = (self.session.num_frames_emitted - self.first_frame) / max(time.monotonic() - self.started, 1e-9)
         realtime = rate / self.session.settings.fps
@@ -418,9 +431,10 @@ def _write_video(
     session_every: int,
     stop: _Stop,
     reporter: _Reporter,
-    resume_command: str,
 ) -> None:
+    """Writes the video chunk by chunk; if it isn't finished, leaves a session file that fits the partial video."""
     from vidgen.data import VideoWriter
+    from vidgen.pipelines import GenerationError
 
     session_file = output.with_name(output.name + SESSION_SUFFIX)
     settings = session.settings
@@ -436,9 +450,13 @@ def _write_video(
     )
     if not resuming:
         session_file.unlink(missing_ok=True)  # of a run that --force gives up
-    with writer:
+    with suppress(_Unfinished), writer:
         while not (session.finished or stop.requested):
-            frames = session.step()
+            try:
+                frames = session.step()
+            except GenerationError:
+                session.save(session_file)  # at its last whole chunk
+                raise
             if frames is None:
                 break
             writer.append(frames)
@@ -447,6 +465,6 @@ def _write_video(
                 session.save(session_file)
         if not session.finished:
             session.save(session_file)
-            raise _Interrupted(f"stopped after {writer.num_frames} frames; go on with: {resume_command}")
-    session_file.unlink(missing_ok=True)
-    print(f"{output}: {session.num_frames_emitted} frames, {reporter.rate()}", file=sys.stderr)
+            raise _Unfinished
+    if session.finished:
+        session_file.unlink(missing_ok=True)

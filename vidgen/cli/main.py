@@ -58,7 +58,8 @@ def report(error: BaseException) -> None:
     if os.environ.get("VIDGEN_DEBUG"):
         raise error
     text = error.format_message() if isinstance(error, TyperException) else str(error)
-    print(f"error: {' '.join(text.split()) or type(error).__name__}", file=sys.stderr)
+    text = " ".join(text.split()).removeprefix("Invalid value: ")
+    print(f"error: {text or type(error).__name__}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

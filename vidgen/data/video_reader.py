@@ -178,6 +178,7 @@ class _Index:
         timestamps: int64 (frames,), presentation times in the stream's time base, ascending.
         key_timestamps: int64 (key frames,), presentation times of key frames, ascending.
         key_decode_timestamps: int64 (key frames,), their decoding times, by which containers seek.
+        has_open_groups: Whether frames shown before a key frame are stored after it, and need the group before it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -196,6 +197,7 @@ class _Index:
     def _scan(self, path: Path, container: av.container.InputContainer, stream: av.VideoStream) -> None:
         self.codec = stream.codec_context.name
         frames, keys, incomplete = [], [], 0
+        self.has_open_groups = False
         for packet in container.demux(stream):
             if packet.size == 0:  # the demuxer's end mark
                 continue
@@ -210,6 +212,8 @@ class _Index:
                 frames.append(timestamp)
                 if packet.is_keyframe:
                     keys.append((timestamp, timestamp if packet.dts is None else packet.dts))
+                elif keys and timestamp < keys[-1][0]:
+                    self.has_open_groups = True
         # A fragmented file declares no length, so that a killed recording is whole up to its last complete frame.
         if stream.frames and (incomplete or len(frames) == 0):
             raise VideoDecodeError(
@@ -291,6 +295,11 @@ class _DecordBackend:
 
     def __init__(self, path: Path, index: _Index) -> None:
         self._path, self._index = path, index
+        if index.has_open_groups:
+            raise VideoDecodeError(
+                f"decord counts frames wrongly in {path} ({index.codec}), whose groups of pictures are open; "
+                "use backend='pyav'."
+            )
         decord = importlib.import_module("decord")
         try:
             self._reader: Any = decord.VideoReader(str(path), num_threads=1)

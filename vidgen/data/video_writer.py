@@ -388,7 +388,7 @@ def _remux(source: Path, target: Path) -> int:
         av.open(str(target), "w", format="mp4", container_options={"movflags": "faststart"}) as writing,
     ):
         stream = reading.streams.video[0]
-        copy = writing.add_stream_from_template(stream)
+        copy = writing.add_stream_from_template(stream, opaque=True)
         for packet in reading.demux(stream):
             if packet.dts is None:  # the demuxer's end mark
                 continue

@@ -10,7 +10,6 @@ from vidgen.memory.kv_memory import KeyValues, KVMemory, KVMemoryConfig, MemoryC
 from vidgen.memory.sliding_window import SlidingWindowMemory, SlidingWindowMemoryConfig
 from vidgen.memory.slow_fast import SlowFastMemory, SlowFastMemoryConfig
 
-
 __all__ = [
     "FullMemory",
     "FullMemoryConfig",

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import torch
 
-
 KeyValues = list[tuple[torch.Tensor, torch.Tensor]]
 RotateKeys = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -136,7 +135,10 @@ class KVMemory(ABC):
         if not self._keys:
             return None
         if layer not in self._rotated:
-            self._rotated[layer] = rotate(self._keys[layer].flatten(1, 2), self.key_positions(layer)).detach()
+            keys = self._keys[layer].flatten(1, 2)
+            # Arithmetic has no 8-bit type; bfloat16 holds every float8_e4m3fn number exactly.
+            keys = keys.bfloat16() if keys.itemsize == 1 else keys
+            self._rotated[layer] = rotate(keys, self.key_positions(layer)).detach()
         return self._rotated[layer], self._values[layer].flatten(1, 2)
 
     # --- writing -----------------------------------------------------------------------------------------------
@@ -185,7 +187,8 @@ class KVMemory(ABC):
 
         Args:
             key_values: as for `commit`, one entry per frame in `frame_ids`.
-            frame_ids: `(frames,)` int64; ids that are not stored are ignored.
+            frame_ids: `(frames,)`, or `(batch, 1, frames)` when samples differ, int64; ids that are not stored are
+                ignored.
         """
         for layer, (key, value) in enumerate(key_values):
             # (batch, slots, frames): which given frame belongs in which slot
@@ -205,9 +208,11 @@ class KVMemory(ABC):
         # A frame may fill a slow and a fast slot: keep the later one, so that all samples keep equally many.
         later_copy = self._frame_ids.unsqueeze(-1) == self._frame_ids.unsqueeze(-2)
         kept &= ~later_copy.triu(1).any(-1)
-        if not bool((kept.sum(-1) == len(frame_ids)).all()):
-            raise MemoryConfigError(f"Frames {frame_ids.tolist()} are not all stored; slots hold {self.frame_ids.tolist()}.")
-        index = kept.nonzero()[:, -1].view(groups, batch_size, -1)
+        if not self._keys or not bool((kept.sum(-1) == len(frame_ids)).all()):
+            raise MemoryConfigError(
+                f"Frames {frame_ids.tolist()} are not all stored; slots hold {self.frame_ids.tolist()}."
+            )
+        index = kept.nonzero()[:, -1].view(groups, batch_size, len(frame_ids))
         sample = torch.arange(batch_size)[:, None]
         for stored in (self._keys, self._values):
             for layer, tensor in enumerate(stored):
@@ -261,8 +266,8 @@ class KVMemory(ABC):
         channels = transformer_config["num_attention_heads"] * transformer_config["attention_head_dim"]
         elements = self.capacity * tokens_per_frame * channels * batch_size * transformer_config["num_layers"]
         stored = KV_DTYPES.get(self.config.kv_dtype or "", dtype)
-        # keys and values as stored, plus the rotated copy of the keys
-        return elements * 3 * stored.itemsize
+        # keys and values as stored, plus the rotated copy of the keys, which takes at least two bytes
+        return elements * (2 * stored.itemsize + max(stored.itemsize, torch.bfloat16.itemsize))
 
     def clone(self) -> KVMemory:
         """An independent memory with the same content; tensors are shared until either one commits."""

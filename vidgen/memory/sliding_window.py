@@ -37,8 +37,8 @@ class SlidingWindowMemory(KVMemory):
         config = config or SlidingWindowMemoryConfig()
         if config.window < 2 * num_frames_per_block:
             raise MemoryConfigError(
-                f"window={config.window} leaves no room beside the chunk of {num_frames_per_block} latent frames being "
-                f"denoised; use at least {2 * num_frames_per_block}."
+                f"window={config.window} leaves no room beside the chunk of {num_frames_per_block} latent frames "
+                f"being denoised; use at least {2 * num_frames_per_block}."
             )
         super().__init__(config, num_frames_per_block)
 

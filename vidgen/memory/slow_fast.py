@@ -1,4 +1,6 @@
-"""Slow-fast memory of Context Forcing ("Consistent Autoregressive Video Generation with Long Context", arXiv 2602.06028).
+"""Slow-fast memory of Context Forcing.
+
+"Context Forcing: Consistent Autoregressive Video Generation with Long Context", arXiv 2602.06028.
 
 Slots, in this order: `sink` (the first frames, for ever), `slow` (surprising frames of the past), `fast` (the newest
 frames). The chunk being denoised takes the last slots of `fast`, so what is stored between two chunks is
@@ -21,7 +23,6 @@ import torch
 import torch.nn.functional as F
 
 from vidgen.memory.kv_memory import KeyValues, KVMemory, KVMemoryConfig, MemoryConfigError
-
 
 # Enough recent similarities for stable quantiles, few enough to stay negligible beside one slot.
 SIMILARITY_HISTORY = 512
@@ -108,6 +109,11 @@ class SlowFastMemory(KVMemory):
         sink, slow = self.config.sink, self.config.slow
         if num_slots + num_new <= self.capacity:
             return None
+        if num_new > self.num_frames_per_block:
+            raise MemoryConfigError(
+                f"A commit of {num_new} latent frames overflows the memory's {self.capacity} slots, which hold "
+                f"{num_slots}. Commit chunks of at most {self.num_frames_per_block}, so that each can be judged."
+            )
 
         # Slots are in order of time, so the roles follow from the counts: sink, slow, then the newest as fast.
         groups, batch_size = self._frame_ids.shape[:2]
@@ -144,6 +150,8 @@ class SlowFastMemory(KVMemory):
         ).cpu()
         if self.config.scope == "global":
             similarity = similarity.mean(dim=0, keepdim=True)
+        # Rounding can leave [-1, 1], and tau=-1 means never.
+        similarity = similarity.clamp(-1, 1)
         self.similarities = (self.similarities + similarity.flatten().tolist())[-SIMILARITY_HISTORY:]
         return similarity < self.config.tau
 

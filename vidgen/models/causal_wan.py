@@ -13,6 +13,7 @@ arXiv 2503.20314) parameter for parameter, so its checkpoints load unchanged in 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,13 +37,12 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 
 from vidgen.memory.kv_memory import KVMemory
 
-
 RotaryEmbedding = tuple[torch.Tensor, torch.Tensor]
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def apply_rotary_emb(hidden_states: torch.Tensor, rotary_emb: RotaryEmbedding) -> torch.Tensor:
-    """Rotate consecutive channel pairs of `(batch, tokens, heads, head_dim)` by `(1 or batch, tokens, 1, head_dim)`."""
+    """Rotate channel pairs of `(batch, tokens, heads, head_dim)` by tables `(1 or batch, tokens, 1, head_dim)`."""
     freqs_cos, freqs_sin = rotary_emb
     real, imaginary = hidden_states.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = freqs_cos[..., 0::2], freqs_sin[..., 1::2]
@@ -270,7 +270,9 @@ class CausalWanTransformer3DModel(
     ) -> None:
         super().__init__()
         if patch_size[0] != 1:
-            raise ValueError(f"patch_size={tuple(patch_size)}: a causal model needs a temporal patch of 1 latent frame.")
+            raise ValueError(
+                f"patch_size={tuple(patch_size)}: a causal model needs a temporal patch of 1 latent frame."
+            )
         if image_dim is not None or added_kv_proj_dim is not None or pos_embed_seq_len is not None:
             raise ValueError(
                 "This is the configuration of an image-conditioned Wan (image_dim, added_kv_proj_dim or "
@@ -303,6 +305,15 @@ class CausalWanTransformer3DModel(
 
         self.gradient_checkpointing = False
 
+    @classmethod
+    def from_original_checkpoint(
+        cls, path: str | os.PathLike, *args: Any, **kwargs: Any
+    ) -> CausalWanTransformer3DModel:
+        """Load a `.pt` file of Self-Forcing, CausVid or LongLive, as [`~vidgen.models.convert_wan`] describes."""
+        from vidgen.models.convert_wan import from_original_checkpoint
+
+        return from_original_checkpoint(path, *args, **kwargs)
+
     def tokens_per_frame(self, height: int, width: int) -> int:
         """Tokens of one latent frame of `height` x `width` latent cells."""
         _, patch_height, patch_width = self.config.patch_size
@@ -322,11 +333,11 @@ class CausalWanTransformer3DModel(
         Raises:
             ValueError: when a position lies outside the rotary table.
         """
-        last, table = int(frame_positions.max()), self.rope.max_seq_len
-        if last >= table:
+        first, last, table = int(frame_positions.min()), int(frame_positions.max()), self.rope.max_seq_len
+        if first < 0 or last >= table:
             raise ValueError(
-                f"Frame position {last} lies outside the rotary table of {table} latent frames. "
-                "Use a memory with bounded positions, or generate fewer frames."
+                f"Frame position {last if last >= table else first} lies outside the rotary table of {table} latent "
+                "frames. Use a memory with bounded positions, or generate fewer frames."
             )
         tables = []
         for freqs in (self.rope.freqs_cos, self.rope.freqs_sin):
@@ -360,8 +371,8 @@ class CausalWanTransformer3DModel(
             kv_memory: past frames. All given frames then form one block that sees every readable slot and itself.
             frame_blocks: `(frames,)` block index of each frame, non-decreasing; default `num_frames_per_block` frames
                 to a block. Without a memory only.
-            frame_positions: `(frames,)` or `(batch, frames)` temporal positions; default 0, 1, 2 … or, with a memory,
-                the slots that follow it.
+            frame_positions: `(frames,)` or `(1 or batch, frames)` temporal positions; default 0, 1, 2 … or, with a
+                memory, the slots that follow it.
             return_key_values: also return the unrotated keys and values, which `kv_memory.commit` stores.
             return_dict: return a [`CausalWanTransformerOutput`] instead of a tuple.
             attention_kwargs: `{"scale": …}` scales LoRA layers.
@@ -376,7 +387,26 @@ class CausalWanTransformer3DModel(
                 f"Latents of {height}x{width} cells do not divide into {patch_height}x{patch_width} patches."
             )
         if kv_memory is not None and frame_blocks is not None:
-            raise ValueError("frame_blocks describes a forward without memory; with kv_memory all frames are one block.")
+            raise ValueError(
+                "frame_blocks describes a forward without memory; with kv_memory all frames are one block."
+            )
+        if timestep.shape not in ((batch_size,), (batch_size, num_frames)):
+            raise ValueError(
+                f"timestep has shape {tuple(timestep.shape)}; allowed: {(batch_size,)} or {(batch_size, num_frames)}."
+            )
+        if frame_blocks is not None and frame_blocks.shape != (num_frames,):
+            raise ValueError(f"frame_blocks has shape {tuple(frame_blocks.shape)}; allowed: {(num_frames,)}.")
+        position_shapes = ((num_frames,), (1, num_frames), (batch_size, num_frames))
+        if frame_positions is not None and frame_positions.shape not in position_shapes:
+            raise ValueError(
+                f"frame_positions has shape {tuple(frame_positions.shape)}; "
+                f"allowed: {' or '.join(map(str, position_shapes))}."
+            )
+        if kv_memory is not None and kv_memory.num_slots and kv_memory.frame_ids.shape[0] != batch_size:
+            raise ValueError(
+                f"The memory holds {kv_memory.frame_ids.shape[0]} videos and hidden_states {batch_size}; "
+                "use one memory per batch."
+            )
         post_patch_height, post_patch_width = height // patch_height, width // patch_width
         device = hidden_states.device
 

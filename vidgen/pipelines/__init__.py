@@ -6,7 +6,6 @@ from vidgen.pipelines.context_forcing import ContextForcingPipeline, ContextForc
 from vidgen.pipelines.prompt_plan import PromptPlan, PromptPlanError, PromptSegment
 from vidgen.pipelines.session import GenerationError, GenerationSession, GenerationSettings, SessionFileError
 
-
 __all__ = [
     "ContextForcingPipeline",
     "ContextForcingPipelineOutput",

@@ -1,8 +1,8 @@
 """Long video from text, an image or a video, with a causal Wan transformer and a memory of constant size.
 
 Implements the inference of Context Forcing ("Consistent Autoregressive Video Generation with Long Context", arXiv
-2602.06028, section 3). It also runs any other block-causal student with Wan's parameters, and undistilled causal models
-with a flow-matching ODE scheduler and classifier-free guidance.
+2602.06028, section 3). It also runs any other block-causal student with Wan's parameters, and undistilled causal
+models with a flow-matching ODE scheduler and classifier-free guidance.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import PIL.Image
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKLWan, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from diffusers.loaders import WanLoraLoaderMixin
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
@@ -29,14 +27,23 @@ from diffusers.utils import BaseOutput
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerBase, UMT5EncoderModel
 
-from vidgen.memory import FullMemory, KVMemory, KVMemoryConfig, SlowFastMemory, make_memory
+from vidgen.memory import KVMemory, KVMemoryConfig, make_memory
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
-from vidgen.models.streaming_vae import FRAMES_PER_GROUP, StreamingVAEDecoder, StreamingVAEEncoder
+from vidgen.models.streaming_vae import FRAMES_PER_GROUP, StreamingVAEEncoder
+from vidgen.pipelines.budget import describe_remedies, estimate_budget, format_bytes
+from vidgen.pipelines.inputs import (
+    ImageInput,
+    Prompt,
+    convert_frames,
+    draw_seeds,
+    parse_prompts,
+    per_sample,
+    to_pixels,
+)
 from vidgen.pipelines.prompt_plan import PromptPlan
-from vidgen.pipelines.session import GenerationError, GenerationSession, GenerationSettings
+from vidgen.pipelines.session import GenerationError, GenerationSession, GenerationSettings, num_chunks_until
 from vidgen.runtime.device import available_memory
 from vidgen.schedulers import FlowConsistencyScheduler
-
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +52,6 @@ OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 ODE_STEPS, ODE_GUIDANCE_SCALE = 50, 5.0  # Wan's own defaults
 # What a pipeline folder needs; pickled weights are never fetched.
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt")
-
-Prompt = str | Path | PromptPlan | Sequence
-ImageInput = PIL.Image.Image | np.ndarray | torch.Tensor | Sequence
 
 
 @dataclass
@@ -142,7 +146,9 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         if not folder.is_dir():
             hub_options = ("cache_dir", "force_download", "local_files_only", "token", "revision")
             options = {name: kwargs.pop(name) for name in hub_options if name in kwargs}
-            folder = Path(snapshot_download(str(pretrained_model_name_or_path), allow_patterns=HUB_PATTERNS, **options))
+            folder = Path(
+                snapshot_download(str(pretrained_model_name_or_path), allow_patterns=HUB_PATTERNS, **options)
+            )
 
         index_file = folder / "model_index.json"
         index = json.loads(index_file.read_text()) if index_file.is_file() else {}
@@ -153,9 +159,9 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
             )
         if index.get("transformer", [None, None])[1] == "WanTransformer3DModel" and "transformer" not in kwargs:
             logger.warning(
-                "%s holds bidirectional Wan weights. They load into the causal transformer unchanged, but were trained "
-                "neither to be causal nor for few steps: expect noise and inconsistency until they are fine-tuned, and "
-                "use an undistilled scheduler with guidance_scale > 1.",
+                "%s holds bidirectional Wan weights. They load into the causal transformer unchanged, but were "
+                "trained neither to be causal nor for few steps: expect noise and inconsistency until they are "
+                "fine-tuned, and use an undistilled scheduler with guidance_scale > 1.",
                 folder,
             )
             dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
@@ -192,7 +198,7 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         prompt_embeds = self._encode_texts(prompts)
         if not do_classifier_free_guidance:
             return prompt_embeds, None
-        return prompt_embeds, self._encode_texts(_per_sample(negative_prompt or "", len(prompts), "negative_prompt"))
+        return prompt_embeds, self._encode_texts(per_sample(negative_prompt or "", len(prompts), "negative_prompt"))
 
     @torch.no_grad()
     def _encode_texts(self, texts: Sequence[str]) -> torch.Tensor:
@@ -253,7 +259,7 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         Raises:
             ValueError: a subclass that names the argument, what was given and what is allowed.
         """
-        plans = _parse_prompts(prompt)
+        plans = parse_prompts(prompt)
         batch_size = len(plans)
         num_frames = self._num_frames(num_frames, seconds, plans)
         settings = GenerationSettings(
@@ -263,7 +269,7 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
             num_frames=num_frames,
             num_inference_steps=self._num_steps(num_inference_steps),
             guidance_scale=self._check_guidance_scale(guidance_scale),
-            negative_prompts=tuple(_per_sample(negative_prompt or "", batch_size, "negative_prompt")),
+            negative_prompts=tuple(per_sample(negative_prompt or "", batch_size, "negative_prompt")),
             prompt_switch=prompt_switch,
             undo_depth=undo_depth,
             decode=decode,
@@ -272,26 +278,28 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
 
         # 1. Given frames
         if image is not None and video is not None:
-            raise GenerationError("Both image and video are given; an image begins a video, a video is continued: pick one.")
+            raise GenerationError(
+                "Both image and video are given; an image begins a video, a video is continued: pick one."
+            )
         given = None
         if image is not None or video is not None:
             given = self._given_pixels(image, video, settings, batch_size)
         num_given_latents = 0 if given is None else (given.shape[2] - 1) // self.vae_scale_factor_temporal + 1
 
         # 2. Memory, and whether it fits
-        total_latents = self._num_latents(num_frames, num_given_latents, is_image=image is not None)
+        total_latents = self._num_latents(num_frames, num_given_latents, counts=image is not None)
         memory = self._make_memory(memory, total_latents)
         self._check_positions(memory, total_latents)
         self._check_budget(memory, settings, batch_size, max_memory_gb)
 
         # 3. Noise
-        noise = self._check_latents(latents, settings, batch_size, total_latents, num_given_latents)
+        noise = self._check_noise(latents, settings, batch_size, total_latents, num_given_latents)
         session = GenerationSession(
             self,
             settings,
             plans,
             memory,
-            _draw_seeds(generator, batch_size),
+            draw_seeds(generator, batch_size),
             noise=noise,
             attention_kwargs=attention_kwargs,
             callback_on_step_end=callback_on_step_end,
@@ -301,6 +309,209 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
             is_image = image is not None
             session.prefill(self._encode_pixels(given), emit=is_image or include_input, counts=is_image)
         return session
+
+    def _num_frames(self, num_frames: int | None, seconds: float | None, plans: Sequence[PromptPlan]) -> int | None:
+        """Frames to generate; `None` for no end."""
+        if num_frames is not None and seconds is not None:
+            raise GenerationError(f"Both num_frames={num_frames} and seconds={seconds} are given; give one of them.")
+        fps = self.config.fps
+        if seconds is not None:
+            if not math.isfinite(seconds) or round(seconds * fps) < 1:
+                raise GenerationError(
+                    f"seconds={seconds}; the shortest video is 1 frame, {1 / fps:.3g} s at {fps:g} fps."
+                )
+            num_frames = round(seconds * fps)
+        elif num_frames is None:
+            lengths = [plan.seconds for plan in plans]
+            if None in lengths:
+                return None
+            num_frames = round(max(lengths) * fps)
+        if num_frames != int(num_frames) or num_frames < 1:
+            raise GenerationError(f"num_frames={num_frames}; it must be a whole number of at least 1.")
+        for plan in plans:
+            plan.check_length(num_frames, fps)
+        return int(num_frames)
+
+    @property
+    def _is_distilled(self) -> bool:
+        return isinstance(self.scheduler, FlowConsistencyScheduler)
+
+    def _num_steps(self, num_inference_steps: int | None) -> int:
+        scheduler = self.scheduler
+        if not isinstance(
+            scheduler, (FlowConsistencyScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler)
+        ):
+            raise GenerationError(
+                f"The scheduler is a {type(scheduler).__name__}; allowed: FlowConsistencyScheduler, "
+                "FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler."
+            )
+        if scheduler.config.get("stochastic_sampling") or scheduler.config.get("use_dynamic_shifting"):
+            raise GenerationError(
+                "The scheduler uses stochastic_sampling or use_dynamic_shifting, whose results depend on more than "
+                "seed and chunk; turn both off."
+            )
+        if isinstance(scheduler, UniPCMultistepScheduler) and scheduler.config.prediction_type != "flow_prediction":
+            raise GenerationError(
+                f"The UniPC scheduler predicts {scheduler.config.prediction_type!r}; this transformer predicts "
+                "velocity: configure prediction_type='flow_prediction' and use_flow_sigmas=True."
+            )
+        if num_inference_steps is None:
+            default = scheduler.config.get("timesteps")
+            default = len(default) if default else scheduler.config.get("num_inference_steps")
+            return default if self._is_distilled else ODE_STEPS
+        if num_inference_steps < 1:
+            raise GenerationError(f"num_inference_steps={num_inference_steps}; at least 1 step is needed.")
+        return num_inference_steps
+
+    def _check_guidance_scale(self, guidance_scale: float | None) -> float:
+        if guidance_scale is None:
+            return 1.0 if self._is_distilled else ODE_GUIDANCE_SCALE
+        if not math.isfinite(guidance_scale) or guidance_scale < 0:
+            raise GenerationError(
+                f"guidance_scale={guidance_scale}; it must be finite and not negative, 1 for no guidance."
+            )
+        if self._is_distilled and guidance_scale > 1:
+            raise GenerationError(
+                f"guidance_scale={guidance_scale} was asked of a distilled few-step model, into which guidance is "
+                "already trained; use guidance_scale=1, or an ODE scheduler with an undistilled transformer."
+            )
+        return float(guidance_scale)
+
+    @property
+    def size_multiple(self) -> int:
+        """Height and width must be multiples of it: VAE stride times patch."""
+        return self.vae_scale_factor_spatial * math.lcm(*self.transformer.config.patch_size[1:])
+
+    def _check_size(self, height: int, width: int) -> None:
+        unit = self.size_multiple
+        if min(height, width) < unit or height % unit or width % unit:
+            nearest = [max(unit, round(size / unit) * unit) for size in (height, width)]
+            raise GenerationError(
+                f"height={height}, width={width}; both must be multiples of {unit}. "
+                f"Nearest valid: {nearest[0]}x{nearest[1]}."
+            )
+
+    def _num_latents(self, num_frames: int | None, num_given_latents: int, counts: bool) -> int | None:
+        """Latent frames at the end, given ones included; `None` without an end."""
+        if num_frames is None:
+            return None
+        chunk, stride = self.transformer.config.num_frames_per_block, self.vae_scale_factor_temporal
+        end = num_frames
+        if num_given_latents and not counts:
+            end += (num_given_latents - 1) * stride + 1
+        return num_given_latents + chunk * num_chunks_until(end, num_given_latents, chunk, stride)
+
+    def _make_memory(self, memory: str | KVMemoryConfig | KVMemory, total_latents: int | None) -> KVMemory:
+        chunk = self.transformer.config.num_frames_per_block
+        if isinstance(memory, KVMemory):
+            if memory.num_frames:
+                raise GenerationError(
+                    f"The memory already holds {memory.num_frames} latent frames of another video; call its reset(), "
+                    "or continue that video's session."
+                )
+            if memory.num_frames_per_block < chunk:
+                raise GenerationError(
+                    f"The memory was made for chunks of {memory.num_frames_per_block} latent frames, the transformer "
+                    f"works in chunks of {chunk}: build it with num_frames_per_block={chunk}."
+                )
+            return memory
+        if memory == "full" and total_latents is None:
+            raise GenerationError(
+                "memory='full' grows with the video, which has no end here: give num_frames or seconds, or use "
+                "memory='slow_fast'."
+            )
+        return make_memory(memory, chunk, max_frames=total_latents)
+
+    def _check_positions(self, memory: KVMemory, total_latents: int | None) -> None:
+        """Refuse a video whose positions would run over the rotary table."""
+        table = self.transformer.config.rope_max_seq_len
+        highest = total_latents
+        if memory.config.positions == "bounded":
+            in_view = memory.capacity + self.transformer.config.num_frames_per_block
+            highest = in_view if total_latents is None else min(total_latents, in_view)
+        if highest is not None and highest > table:
+            seconds = ((table - 1) * self.vae_scale_factor_temporal + 1) / self.config.fps
+            raise GenerationError(
+                f"memory={memory.name!r} with positions={memory.config.positions!r} would give this video {highest} "
+                f"temporal positions; the transformer's rotary table has {table}, enough for {seconds:.0f} s. Use "
+                "memory='slow_fast', whose positions are bounded, or a shorter video."
+            )
+
+    def _check_budget(
+        self, memory: KVMemory, settings: GenerationSettings, batch_size: int, max_memory_gb: float | None
+    ) -> None:
+        if max_memory_gb is not None and not max_memory_gb > 0:
+            raise GenerationError(f"max_memory_gb={max_memory_gb}; it must be positive.")
+        budget = estimate_budget(self, memory, settings, batch_size)
+        if max_memory_gb is None:
+            needed, limit = budget.state, available_memory(self._execution_device)
+            source = f"free on {self._execution_device}"
+        else:
+            needed, limit, source = budget.weights + budget.state, int(max_memory_gb * 1e9), "max_memory_gb"
+        if needed > limit:
+            raise GenerationError(
+                f"This generation needs an estimated {needed:,} bytes ({format_bytes(needed)}: weights "
+                f"{format_bytes(budget.weights if max_memory_gb is not None else 0)}, keys and values "
+                f"{format_bytes(budget.key_values)}, decoder {format_bytes(budget.decoder)}); the limit is "
+                f"{format_bytes(limit)} ({source}). Cheapest remedies (keys and values then): "
+                f"{describe_remedies(self, memory, settings, batch_size)}."
+            )
+
+    def _check_noise(
+        self,
+        noise: torch.Tensor | None,
+        settings: GenerationSettings,
+        batch_size: int,
+        total_latents: int | None,
+        num_given_latents: int,
+    ) -> torch.Tensor | None:
+        if noise is None:
+            return None
+        if total_latents is None:
+            raise GenerationError("latents are given for a video without an end; give num_frames or seconds.")
+        stride = self.vae_scale_factor_spatial
+        expected = (
+            batch_size,
+            self.transformer.config.in_channels,
+            total_latents - num_given_latents,
+            settings.height // stride,
+            settings.width // stride,
+        )
+        if tuple(noise.shape) != expected:
+            raise GenerationError(
+                f"latents has shape {tuple(noise.shape)}; expected (batch, channels, latent frames of whole chunks, "
+                f"height, width) = {expected}."
+            )
+        if not bool(torch.isfinite(noise).all()):
+            raise GenerationError("latents holds NaN or infinity; give finite noise, or none to draw it.")
+        return noise.float().cpu()
+
+    def _given_pixels(
+        self, image: ImageInput | None, video: ImageInput | None, settings: GenerationSettings, batch_size: int
+    ) -> torch.Tensor:
+        """`(batch, 3, frames, height, width)` in [-1, 1] of the conditioning image or video."""
+        size = (settings.height, settings.width, batch_size)
+        if video is None:
+            return to_pixels(image, *size, is_video=False)
+        pixels = to_pixels(video, *size, is_video=True)
+        num_frames, stride = pixels.shape[2], self.vae_scale_factor_temporal
+        shortest = (self.transformer.config.num_frames_per_block - 1) * stride + 1
+        if num_frames < shortest:
+            raise GenerationError(
+                f"video has {num_frames} frames; at least one chunk of {shortest} frames is needed. For one frame "
+                "use image=."
+            )
+        kept = num_frames - (num_frames - 1) % stride
+        if kept != num_frames:
+            logger.warning("video has %d frames, not %dn + 1: only the newest %d are used.", num_frames, stride, kept)
+        return pixels[:, :, num_frames - kept :]
+
+    def _encode_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Normalized latents `(batch, channels, frames, h, w)` in float32, encoded in pieces of constant size."""
+        encoder = StreamingVAEEncoder(self.vae)
+        pieces = [pixels[:, :, :1], *(pixels[:, :, 1:].split(FRAMES_PER_GROUP, dim=2) if pixels.shape[2] > 1 else [])]
+        device, dtype = self._execution_device, self.vae.dtype
+        return torch.cat([encoder.encode(piece.to(device, dtype)).float() for piece in pieces], dim=2)
 
     def stream(self, prompt: Prompt, **kwargs: Any) -> Iterator[np.ndarray]:
         """Yield frames as soon as their chunk is generated.
@@ -317,12 +528,7 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
 
     def _chunks(self, session: GenerationSession) -> Iterator[np.ndarray | torch.Tensor]:
         """The session's chunks, with a progress bar where the end is known."""
-        total = None
-        if session.settings.num_frames is not None:
-            num_latents = self._num_latents(
-                session.settings.num_frames + session.time_origin, 0 if not session.first_block_given else 0, False
-            )
-            total = math.ceil((num_latents - session.memory.num_frames) / session.num_frames_per_chunk)
+        total = session.num_chunks_left
         try:
             if total is None:
                 yield from session
@@ -361,21 +567,22 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
     ) -> ContextForcingPipelineOutput | tuple:
         """Generate whole videos.
 
-        The VAE and the transformer work in whole chunks (the first latent frame stands for one frame, every later one for
-        four; a chunk is `num_frames_per_block` latent frames). As many chunks are generated as the requested length
-        needs, and frames beyond it are cut off: the result has exactly `num_frames`, or `round(seconds * fps)`, frames.
+        The VAE and the transformer work in whole chunks (the first latent frame stands for one frame, every later
+        one for four; a chunk is `num_frames_per_block` latent frames). As many chunks are generated as the requested
+        length needs, and frames beyond it are cut off: the result has exactly `num_frames`, or
+        `round(seconds * fps)`, frames.
 
         Args:
             prompt: one text; a list of texts, one per sample of a batch; a plan, as `[(prompt, seconds), …]`, a
-                `PromptPlan` or the `pathlib.Path` of a plan file; or a list of plans, one per sample. A new prompt takes
-                effect at the first chunk that begins at or after its time.
+                `PromptPlan` or the `pathlib.Path` of a plan file; or a list of plans, one per sample. A new prompt
+                takes effect at the first chunk that begins at or after its time.
             negative_prompt: what guidance moves away from.
-            num_frames: frames of the result. A given image is its first frame; frames of a given video are not counted.
+            num_frames: frames of the result. A given image is its first frame; frames of a given video aren't counted.
             seconds: instead of `num_frames`. Without both: the plan's length, else 5 seconds.
             height: pixels, a multiple of VAE stride times patch.
             width: as `height`.
             num_inference_steps: denoising steps of a chunk; default the scheduler's (50 for ODE schedulers).
-            guidance_scale: classifier-free guidance above 1 (default 5 for ODE schedulers); refused for distilled ones.
+            guidance_scale: classifier-free guidance above 1 (default 5 for ODE schedulers); refused when distilled.
             memory: what the model keeps of the past: `"slow_fast"` and `"sliding_window"` have constant size, `"full"`
                 grows with the video; or a configuration, or an empty memory.
             prompt_switch: `"recache"`, `"keep"` or `"flush"`, see [`GenerationSettings`].
@@ -400,7 +607,7 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         started = time.perf_counter()
         if output_type not in OUTPUT_TYPES:
             raise GenerationError(f"output_type={output_type!r}; allowed: {', '.join(map(repr, OUTPUT_TYPES))}.")
-        plans = _parse_prompts(prompt)
+        plans = parse_prompts(prompt)
         if num_frames is None and seconds is None and all(plan.seconds is None for plan in plans):
             seconds = DEFAULT_SECONDS
         session = self.session(
@@ -442,7 +649,7 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         if output_type == "latent":
             frames = all_latents
         else:
-            frames = _convert_frames(np.concatenate(chunks, axis=-4), output_type)
+            frames = convert_frames(np.concatenate(chunks, axis=-4), output_type)
         if not return_dict:
             return (frames,)
         timings = {**session.timings, "first_chunk": first_chunk_seconds, "total": time.perf_counter() - started}

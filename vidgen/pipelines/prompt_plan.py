@@ -29,7 +29,9 @@ class PromptSegment:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str) or not self.prompt.strip():
-            raise PromptPlanError(f"A prompt plan holds the prompt {self.prompt!r}; every segment needs a non-empty text.")
+            raise PromptPlanError(
+                f"A prompt plan holds the prompt {self.prompt!r}; every segment needs a non-empty text."
+            )
         if self.seconds is None:
             return
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)):
@@ -174,13 +176,13 @@ class PromptPlan:
         slack = 0.5 / fps
         if self.starts[-1] >= length - slack:
             raise PromptPlanError(
-                f"The prompt {self.segments[-1].prompt!r} begins at {self.starts[-1]:g} s, beyond the end of the video at "
-                f"{length:g} s. Shorten the plan or ask for more than {self.starts[-1]:g} s."
+                f"The prompt {self.segments[-1].prompt!r} begins at {self.starts[-1]:g} s, beyond the end of the "
+                f"video at {length:g} s. Shorten the plan or ask for more than {self.starts[-1]:g} s."
             )
         if self.seconds is not None and self.seconds < length - 1 / fps - slack:
             raise PromptPlanError(
-                f"The prompt plan covers {self.seconds:g} s of a video of {length:g} s. Ask for {self.seconds:g} s, or "
-                "give the last prompt seconds=None to keep it until the end."
+                f"The prompt plan covers {self.seconds:g} s of a video of {length:g} s. Ask for {self.seconds:g} s, "
+                "or give the last prompt seconds=None to keep it until the end."
             )
 
     def to_list(self) -> list[list]:

@@ -2,8 +2,8 @@
 
 A step denoises one chunk against the memory, runs it once more at timestep 0 to get the keys and values of the *clean*
 chunk, commits these, and decodes the frames (Context Forcing, arXiv 2602.06028, section 3; the sampler is the loop of
-Self Forcing, arXiv 2506.08009). The noise of chunk `i`, that of its renoising steps included, comes from `(sample seed,
-i)`: nothing depends on which process, call or batch produced the chunks before.
+Self Forcing, arXiv 2506.08009). The noise of chunk `i`, that of its renoising steps included, comes from
+`(sample seed, i)`: nothing depends on which process, call or batch produced the chunks before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,12 +22,12 @@ import torch
 
 from vidgen.memory import KeyValues, KVMemory, make_memory
 from vidgen.models.streaming_vae import StreamingVAEDecoder
+from vidgen.pipelines.budget import describe_remedies, estimate_budget, format_bytes
 from vidgen.pipelines.prompt_plan import PromptPlan
 from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import VidgenError, suggestion
 from vidgen.schedulers import FlowConsistencyScheduler
-
 
 if TYPE_CHECKING:
     from vidgen.pipelines.context_forcing import ContextForcingPipeline
@@ -85,6 +86,12 @@ def check_prompt_switch(mode: str) -> None:
     """Raise a `GenerationError` unless `mode` names a way of switching prompts."""
     if mode not in PROMPT_SWITCHES:
         raise GenerationError(f"Unknown prompt_switch {mode!r}: {suggestion(str(mode), PROMPT_SWITCHES)}")
+
+
+def num_chunks_until(num_frames: int, num_latents: int, num_frames_per_chunk: int, temporal_stride: int) -> int:
+    """Chunks to generate until `num_frames` frames exist, when `num_latents` latent frames do."""
+    num_needed = math.ceil((num_frames - 1) / temporal_stride) + 1
+    return max(0, math.ceil((num_needed - num_latents) / num_frames_per_chunk))
 
 
 def pipeline_fingerprint(pipe: ContextForcingPipeline) -> dict[str, str]:
@@ -147,8 +154,8 @@ class GenerationSession:
         sample_seeds: one seed per sample, from which all noise follows.
         noise: `(batch, channels, latent frames, h, w)` initial noise to use instead of drawn one.
         attention_kwargs: passed to the transformer, as `{"scale": …}` for LoRA.
-        callback_on_step_end: called as `callback(pipe, step, timestep, {"latents": …})` after every denoising step; may
-            return a dictionary with other `latents`.
+        callback_on_step_end: called as `callback(pipe, step, timestep, {"latents": …})` after every denoising step;
+            may return a dictionary with other `latents`.
         callback_on_chunk_end: called as `callback(session, chunk_index, frames)` before a chunk is emitted.
 
     Example:
@@ -248,6 +255,18 @@ class GenerationSession:
         return self._num_pixel_frames(self._state.memory.num_frames) >= self._last_frame
 
     @property
+    def num_chunks_left(self) -> int | None:
+        """Chunks until the end, `None` without one."""
+        if self.settings.num_frames is None:
+            return None
+        return num_chunks_until(
+            self._last_frame,
+            self._state.memory.num_frames,
+            self.num_frames_per_chunk,
+            self.pipe.vae_scale_factor_temporal,
+        )
+
+    @property
     def statistics(self) -> dict[str, Any]:
         """Plain numbers about memory and progress."""
         return {
@@ -317,9 +336,12 @@ class GenerationSession:
             chunk = self._generate_chunk()
         except torch.OutOfMemoryError as error:
             self._state = before
+            request = (self.pipe, before.memory, self.settings, self.batch_size)
+            budget, remedies = estimate_budget(*request), describe_remedies(*request)
             raise GenerationError(
                 f"Out of memory in chunk {before.chunk_index}: "
-                + self.pipe.memory_report(before.memory, self.settings, self.batch_size)
+                f"keys and values need up to {format_bytes(budget.key_values)} of {format_bytes(budget.state)} beside "
+                f"the weights. Cheapest remedies (keys and values then): {remedies}."
             ) from error
         except BaseException:
             self._state = before
@@ -350,8 +372,8 @@ class GenerationSession:
         if not bool(torch.isfinite(latents).all()):
             sample = int((~torch.isfinite(latents)).flatten(1).any(1).nonzero()[0])
             raise GenerationError(
-                f"The latents of chunk {state.chunk_index}, sample {sample}, hold NaN or infinity. The session stays at the "
-                "chunk before; try another dtype (float16 overflows easily) or seed."
+                f"The latents of chunk {state.chunk_index}, sample {sample}, hold NaN or infinity. The session stays "
+                "at the chunk before; try another dtype (float16 overflows easily) or seed."
             )
 
         # 3. Commit to the memory, then decode
@@ -367,7 +389,7 @@ class GenerationSession:
         return chunk
 
     def _denoise(self, prompt_embeds: torch.Tensor) -> torch.Tensor | None:
-        """One chunk from noise to clean latents `(batch, channels, frames, h, w)` in float32; `None` if interrupted."""
+        """One chunk from noise to float32 clean latents `(batch, channels, frames, h, w)`; `None` if interrupted."""
         started = time.perf_counter()
         device = self.pipe._execution_device
         index, num_frames = self._state.chunk_index, self.num_frames_per_chunk
@@ -530,7 +552,9 @@ class GenerationSession:
         check_prompt_switch(mode)
         prompts = [prompt] * self.batch_size if isinstance(prompt, str) else list(prompt)
         if len(prompts) != self.batch_size:
-            raise GenerationError(f"{len(prompts)} prompts are given for {self.batch_size} samples; give 1 or that many.")
+            raise GenerationError(
+                f"{len(prompts)} prompts are given for {self.batch_size} samples; give 1 or that many."
+            )
         frame = max(0, self._plan_frame)
         plans = [plan.switch_to(text, frame, self.settings.fps) for plan, text in zip(self._state.plans, prompts)]
         with torch.no_grad():
@@ -580,9 +604,7 @@ class GenerationSession:
                 part = self._clean_key_values(latents[:, :, blocks == block], prompt_embeds, scratch)
                 scratch.commit(part)
                 parts.append(part)
-            key_values = [
-                tuple(torch.cat(tensors, dim=1) for tensors in zip(*layer)) for layer in zip(*parts)
-            ]
+            key_values = [tuple(torch.cat(tensors, dim=1) for tensors in zip(*layer)) for layer in zip(*parts)]
         else:
             device = self.pipe._execution_device
             key_values = self._clean_key_values(
@@ -666,7 +688,8 @@ class GenerationSession:
         header = json.loads(metadata["vidgen_session"])
         if header["schema"] > SESSION_SCHEMA:
             raise SessionFileError(
-                f"{path} has session schema {header['schema']}; this version reads up to {SESSION_SCHEMA}. Update vidgen."
+                f"{path} has session schema {header['schema']}; this version reads up to {SESSION_SCHEMA}. "
+                "Update vidgen."
             )
         expected = pipeline_fingerprint(pipe)
         different = [name for name, digest in header["fingerprint"].items() if expected[name] != digest]
@@ -678,7 +701,9 @@ class GenerationSession:
 
         settings = dict(header["settings"])
         settings["negative_prompts"] = tuple(settings["negative_prompts"])
-        memory = make_memory(header["memory"]["name"], header["memory"]["num_frames_per_block"], **header["memory"]["config"])
+        memory = make_memory(
+            header["memory"]["name"], header["memory"]["num_frames_per_block"], **header["memory"]["config"]
+        )
         session = cls(
             pipe,
             GenerationSettings(**settings),

@@ -24,10 +24,12 @@ from vidgen.forcing.ode_distillation import ODEDistillationConfig, ODEDistillati
 from vidgen.memory import SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.models.streaming_vae import StreamingVAEEncoder
-from vidgen.runtime.checkpoint import atomic_write, load_safetensors, save_safetensors
+from vidgen.pipelines import ContextForcingPipeline
+from vidgen.runtime.checkpoint import atomic_directory, atomic_write, load_safetensors, save_safetensors
 from vidgen.runtime.config import load_config
 from vidgen.runtime.device import derive_seed, generator_for, select_device, set_threads
 from vidgen.runtime.errors import ConfigError
+from vidgen.schedulers import FlowConsistencyScheduler
 from vidgen.train import TrainConfig, TrainResult, fit
 from vidgen.train.autoencoder import AutoencoderConfig, AutoencoderMethod
 from vidgen.train.caption_encoder import CaptionEncoderMethod
@@ -452,3 +454,99 @@ def train_student(source: str | None, overrides: list[str]) -> TrainResult:
         student, teacher, text_encoder, config.memory, config.method, lambda: held_out.batch(0, 0, 1, 8)
     )
     return fit(method, data, config.train)
+
+
+# --- the whole ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AssembleRecipe:
+    """Where the trained parts are (run folders) and how the student samples.
+
+    Attributes:
+        output_dir: the diffusers folder to write; it must not exist.
+        latents: output folder of `encode_latents`, whose autoencoder carries the latents' statistics.
+        text_encoder: run folder.
+        vae: run folder.
+        diffusion: run folder.
+        student: run folder.
+        shift: warp of the student's noise levels, as it was distilled.
+        num_inference_steps: steps of the student, as it was distilled.
+        world: size and rate of the videos.
+    """
+
+    output_dir: str
+    latents: str
+    text_encoder: str
+    vae: str
+    diffusion: str
+    student: str
+    shift: float = 3.0
+    num_inference_steps: int = 4
+    world: WorldConfig = field(default_factory=WorldConfig)
+
+
+def assemble(source: str | None, overrides: list[str]) -> Path:
+    """Write the pipeline folder and its model card from the trained parts."""
+    config = load_config(AssembleRecipe, source, overrides)
+    text_weights = Path(config.text_encoder) / "weights"
+    tokenizer = AutoTokenizer.from_pretrained(text_weights / "tokenizer")
+    pipeline = ContextForcingPipeline(
+        tokenizer=tokenizer,
+        text_encoder=UMT5EncoderModel.from_pretrained(text_weights / "text_encoder"),
+        vae=AutoencoderKLWan.from_pretrained(Path(config.latents) / "vae"),
+        transformer=CausalWanTransformer3DModel.from_pretrained(Path(config.student) / "weights" / "student"),
+        scheduler=FlowConsistencyScheduler(shift=config.shift, num_inference_steps=config.num_inference_steps),
+        fps=config.world.fps,
+        default_height=config.world.height,
+        default_width=config.world.width,
+        max_sequence_length=tokenizer.model_max_length,
+    )
+    output_dir = Path(config.output_dir)
+    with atomic_directory(output_dir) as folder:
+        pipeline.save_pretrained(folder, safe_serialization=True)
+        (folder / "README.md").write_text(_model_card(config, pipeline))
+    return output_dir
+
+
+def _model_card(config: AssembleRecipe, pipeline: ContextForcingPipeline) -> str:
+    """Data, sizes, steps, minutes and losses, read from the runs themselves."""
+    rows = []
+    for name in ("vae", "text_encoder", "diffusion", "student"):
+        folder = Path(getattr(config, name))
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        last = next(record for record in reversed(records) if "losses" in record)
+        validations = [record["validation"] for record in records if "validation" in record]
+        losses = ", ".join(f"{role} {value:.4f}" for role, value in last["losses"].items())
+        held_out = ", ".join(f"{key} {value:.3f}" for key, value in (validations[-1] if validations else {}).items())
+        rows.append(f"| {name} | {last['step']} | {last['seconds'] / 60:.1f} | {losses} | {held_out} |")
+    parameters = {
+        name: sum(parameter.numel() for parameter in getattr(pipeline, name).parameters()) / 1e6
+        for name in ("transformer", "vae", "text_encoder")
+    }
+    sizes = ", ".join(f"{name} {count:.2f} M" for name, count in parameters.items())
+    world = config.world
+    table = "\n".join(rows)
+    return f"""---
+library_name: diffusers
+pipeline_tag: text-to-video
+license: apache-2.0
+---
+
+# landscape-tiny
+
+A text-to-video model small enough for a bare CPU: {world.width}x{world.height} pixels at {world.fps} frames/s, any
+length, {config.num_inference_steps} denoising steps per chunk of one second. Same classes as Wan2.1 at full scale.
+
+- **Parameters**: {sizes}.
+- **Data**: `vidgen.worlds.LandscapeWorld`, rendered by this repository; nothing was downloaded. Captions come from a
+  grammar; some sentence templates are held out for testing.
+- **Recipe**: `training/landscape_*.py` with `configs/landscape/tiny_*.yaml`.
+
+| part | steps | minutes on 2 CPU cores | last training loss | held-out |
+|---|---|---|---|---|
+{table}
+
+**Limits**: it knows landscapes only (6 biomes, 4 times of day, 4 kinds of weather, 4 travellers) and the words of its
+grammar. `eval/results/default_model` says how well it follows them and what it remembers.
+"""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from .errors import ConfigError, suggestion
 
@@ -80,6 +80,8 @@ def load_config(
             values = OmegaConf.load(path)
         except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
             raise ConfigError(f"{path}: not a readable YAML file: {_one_line(error)}") from error
+        if not OmegaConf.is_dict(values):
+            raise ConfigError(f"{path}: expected `key: value` lines at the top level, found a list")
         config = _merge(config, values, schema, where)
     for override in overrides:
         key, separator, _ = override.partition("=")
@@ -111,7 +113,7 @@ def _merge(config: Any, values: Any, schema: type, where: str) -> Any:
     except OmegaConfBaseException as error:
         key = error.full_key or "(top level)"
         owner = error.object_type
-        if error.__class__.__name__ == "ConfigKeyError" or "not in" in str(error).split("\n")[0]:
+        if isinstance(error, ConfigKeyError):
             fields = [field.name for field in dataclasses.fields(owner if dataclasses.is_dataclass(owner) else schema)]
             raise ConfigError(f"{where}: unknown key {key!r}: {suggestion(str(error.key), fields)}") from error
         raise ConfigError(f"{where}: key {key!r}: {_one_line(error)}") from error

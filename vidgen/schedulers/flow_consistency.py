@@ -1,7 +1,7 @@
 """Few-step sampler of distilled flow-matching students: predict the clean sample, then add fresh noise.
 
-This is multistep consistency sampling ("Consistency Models", arXiv 2303.01469, algorithm 1) on the straight path of flow
-matching, as causal video students (arXiv 2412.07772, 2506.08009, 2602.06028) are trained to be sampled:
+This is multistep consistency sampling ("Consistency Models", arXiv 2303.01469, algorithm 1) on the straight path of
+flow matching, as causal video students (arXiv 2412.07772, 2506.08009, 2602.06028) are trained to be sampled:
 
     x_s = (1 - s) x_0 + s * noise,   v = noise - x_0,   x_0 = x_s - s * v
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
-
 
 # Timesteps of a schedule are at least this far apart; float32 rounding of a timestep is far below it.
 TIMESTEP_TOLERANCE = 1e-2
@@ -108,10 +108,11 @@ class FlowConsistencyScheduler(SchedulerMixin, ConfigMixin):
 
     def _check_timesteps(self, timesteps: Sequence[float]) -> None:
         bounds = [self.config.num_train_timesteps, *timesteps, 0]
-        decreasing = all(earlier > later for earlier, later in zip(bounds[1:], bounds[2:]))
+        decreasing = all(earlier > later for earlier, later in pairwise(bounds[1:]))
         if not timesteps or not decreasing or bounds[1] > bounds[0]:
             raise ValueError(
-                f"timesteps={list(timesteps)}; they must decrease strictly within (0, {self.config.num_train_timesteps}]."
+                f"timesteps={list(timesteps)}; they must decrease strictly within "
+                f"(0, {self.config.num_train_timesteps}]."
             )
 
     def scale_model_input(self, sample: torch.Tensor, timestep: torch.Tensor | None = None) -> torch.Tensor:

@@ -201,9 +201,10 @@ def _compute_gradients(
 
 
 def _update_weights(state: TrainState, active: tuple[str, ...], values: dict[str, float]) -> None:
-    for name, value in values.items():
-        if not math.isfinite(value) and not name.startswith("metrics/"):
-            raise TrainingError(f"step {state.step}: {name} is {value}; stopped before the weights were changed")
+    for kind in ("losses/", "grad_norm/"):  # the cause first
+        for name, value in values.items():
+            if name.startswith(kind) and not math.isfinite(value):
+                raise TrainingError(f"step {state.step}: {name} is {value}; stopped before the weights were changed")
     for role in active:
         if state.config.max_grad_norm is not None:
             norm = torch.tensor(values[f"grad_norm/{role}"])

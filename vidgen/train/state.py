@@ -249,10 +249,17 @@ class TrainState:
                 for number, key in enumerate(ordered)
                 if (index, key) in by_parameter
             }
+            needed = (
+                {"momentum_buffer"} if isinstance(optimizer, torch.optim.Muon) else {"step", "exp_avg", "exp_avg_sq"}
+            )
+            if misfits := [number for number, entry in entries.items() if entry.keys() != needed]:
+                raise self._other_optimizer(path, ordered[misfits[0]])
             optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
         if by_parameter:
-            (_, parameter_name), *_ = by_parameter
-            raise CheckpointError(
-                f"{path} holds state of {parameter_name!r}, which the optimizer of role {name!r} does not train; "
-                "was its kind changed?"
-            )
+            raise self._other_optimizer(path, next(iter(by_parameter))[1])
+
+    @staticmethod
+    def _other_optimizer(path: Path, parameter: str) -> CheckpointError:
+        return CheckpointError(
+            f"{path} holds the state of another optimizer of {parameter!r}; was its kind changed, or what is trainable?"
+        )

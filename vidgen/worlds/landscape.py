@@ -1,9 +1,9 @@
 """An endless parallax landscape whose content at every place is known.
 
-A scene is a handful of named attributes, a seed and a list of camera moves. Everything that stands still is a function of
-(seed, layer, world position) and never of time, so a camera that comes back sees exactly what it saw before: this is the
-ground truth for measuring how well a video model remembers. Only the traveller, the weather particles and the drifting mist
-depend on time, and they too are functions of the frame index alone.
+A scene is a handful of named attributes, a seed and a list of camera moves. Everything that stands still is a
+function of (seed, layer, world position) and never of time, so a camera that comes back sees exactly what it saw
+before: this is the ground truth for measuring how well a video model remembers. Only the traveller, the weather
+particles and the drifting mist depend on time, and they too are functions of the frame index alone.
 
 All geometry is written in reference pixels of a 64 x 112 frame and scaled to the requested size.
 """
@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -88,7 +89,9 @@ def _mix(value: np.ndarray) -> np.ndarray:
 def _key(*parts: int) -> int:
     state = 0
     for part in parts:
-        state = (state * 0x9E3779B97F4A7C15 + (part & 0xFFFFFFFFFFFFFFFF) + 0x632BE59BD9B4E019) & 0xFFFFFFFFFFFFFFFF
+        state = (
+            state * 0x9E3779B97F4A7C15 + (int(part) & 0xFFFFFFFFFFFFFFFF) + 0x632BE59BD9B4E019
+        ) & 0xFFFFFFFFFFFFFFFF
         state ^= state >> 29
         state = (state * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         state ^= state >> 32
@@ -155,7 +158,7 @@ class CameraMove:
 
     @property
     def pace(self) -> str:
-        """"slow", "fast" or, for a hold, "still"."""
+        """ "slow", "fast" or, for a hold, "still"."""
         if self.kind == "hold":
             return "still"
         return "slow" if self.speed < 0.5 * (SLOW_SPEED + FAST_SPEED) else "fast"
@@ -467,13 +470,37 @@ class _Palette:
 
 
 _PALETTE = {
-    "meadow": _Palette(((96, 158, 128), (120, 176, 120)), ((112, 182, 78), (88, 158, 66)), ((104, 184, 62), (58, 128, 44))),
-    "desert": _Palette(((190, 92, 58), (216, 132, 84)), ((236, 170, 92), (214, 140, 70)), ((244, 196, 116), (212, 146, 78))),
-    "mountains": _Palette(((104, 120, 152), (128, 146, 172)), ((82, 104, 116), (74, 96, 98)), ((104, 122, 98), (62, 80, 70))),
-    "coast": _Palette(((70, 132, 126), (96, 150, 140)), ((28, 138, 178), (56, 178, 196)), ((246, 226, 168), (222, 190, 126))),
-    "forest": _Palette(((176, 98, 62), (200, 128, 74)), ((206, 104, 40), (160, 74, 34)), ((178, 112, 52), (112, 66, 36))),
-    "snowfield": _Palette(((176, 196, 226), (206, 220, 240)), ((214, 226, 244), (228, 236, 248)), ((248, 251, 255), (198, 214, 238))),
-}  # fmt: skip
+    "meadow": _Palette(
+        ((96, 158, 128), (120, 176, 120)),
+        ((112, 182, 78), (88, 158, 66)),
+        ((104, 184, 62), (58, 128, 44)),
+    ),
+    "desert": _Palette(
+        ((190, 92, 58), (216, 132, 84)),
+        ((236, 170, 92), (214, 140, 70)),
+        ((244, 196, 116), (212, 146, 78)),
+    ),
+    "mountains": _Palette(
+        ((104, 120, 152), (128, 146, 172)),
+        ((82, 104, 116), (74, 96, 98)),
+        ((104, 122, 98), (62, 80, 70)),
+    ),
+    "coast": _Palette(
+        ((70, 132, 126), (96, 150, 140)),
+        ((28, 138, 178), (56, 178, 196)),
+        ((246, 226, 168), (222, 190, 126)),
+    ),
+    "forest": _Palette(
+        ((176, 98, 62), (200, 128, 74)),
+        ((206, 104, 40), (160, 74, 34)),
+        ((178, 112, 52), (112, 66, 36)),
+    ),
+    "snowfield": _Palette(
+        ((176, 196, 226), (206, 220, 240)),
+        ((214, 226, 244), (228, 236, 248)),
+        ((248, 251, 255), (198, 214, 238)),
+    ),
+}
 _AUTUMN: tuple[Color, ...] = ((224, 118, 32), (204, 62, 34), (238, 168, 48), (178, 48, 40))
 _DEPTH = {CLOUDS: 1.0, FAR: 0.42, MID: 0.17, GROUND: 0.02, "air": 0.02, "track": 0.0}
 _FOG_DEPTH = {CLOUDS: 0.9, FAR: 0.8, MID: 0.58, GROUND: 0.24, "air": 0.3, "track": 0.2}
@@ -529,8 +556,8 @@ class _Grade:
 class _Canvas:
     """Paints anti-aliased shapes, given in reference pixels, on a supersampled layer.
 
-    `buffer` is float32 [4, rows, columns]: color times coverage (0..255) in the first three planes, and in the last what
-    still shines through from behind. So putting the layer over an image is `image * buffer[3] + buffer[:3]`.
+    `buffer` is float32 [4, rows, columns]: color times coverage (0..255) in the first three planes, and in the last
+    what still shines through from behind. So putting the layer over an image is `image * buffer[3] + buffer[:3]`.
     """
 
     def __init__(self, left: float, top: float, columns: int, rows: int, scale_x: float, scale_y: float):
@@ -542,7 +569,9 @@ class _Canvas:
         self.buffer = np.zeros((4, rows, columns), dtype=np.float32)
         self.buffer[3] = 1.0
 
-    def window(self, left: float, top: float, right: float, bottom: float, margin: float) -> tuple[slice, slice] | None:
+    def window(
+        self, left: float, top: float, right: float, bottom: float, margin: float
+    ) -> tuple[slice, slice] | None:
         """Rows and columns that a box touches, or None if it lies outside."""
         rows, columns = self.buffer.shape[1:]
         c0 = max(0, math.floor((left - margin - self.left) * self.scale_x))
@@ -559,7 +588,9 @@ class _Canvas:
         part *= 1.0 - alpha
         part[:3] += color * alpha
 
-    def _fill(self, window: tuple[slice, slice], distance: np.ndarray, color: Color, opacity: float, soft: float) -> None:
+    def _fill(
+        self, window: tuple[slice, slice], distance: np.ndarray, color: Color, opacity: float, soft: float
+    ) -> None:
         self.put(window, opacity * np.clip(0.5 - distance / max(soft, self.edge), 0.0, 1.0), color)
 
     def ellipse(
@@ -597,7 +628,8 @@ class _Canvas:
             self._fill(window, np.maximum(across, down), color, opacity, 0.0)
 
     def line(
-        self, x0: float, y0: float, x1: float, y1: float, radius: float, color: Color, opacity: float = 1.0, soft: float = 0.0,
+        self, x0: float, y0: float, x1: float, y1: float, radius: float, color: Color, opacity: float = 1.0,
+        soft: float = 0.0,
     ) -> None:  # fmt: skip
         """A stroke with round ends."""
         window = self.window(
@@ -663,7 +695,9 @@ def _draw_house(canvas: _Canvas, item: _Item, grade: _Grade, wall: Color, roof: 
     eaves = y - 0.55 * h
     canvas.box(x + 0.2 * w, y - h, x + 0.31 * w, y - 0.6 * h, grade(_blend(roof, (60, 50, 50), 0.5)))
     canvas.box(x - 0.42 * w, eaves, x + 0.42 * w, y, grade(wall))
-    canvas.polygon([(x - 0.5 * w, eaves), (x + 0.5 * w, eaves), (x + 0.24 * w, y - h + 1), (x - 0.24 * w, y - h + 1)], grade(roof))
+    canvas.polygon(
+        [(x - 0.5 * w, eaves), (x + 0.5 * w, eaves), (x + 0.24 * w, y - h + 1), (x - 0.24 * w, y - h + 1)], grade(roof)
+    )
     glass = grade.glow((255, 214, 110)) if grade.lit else grade((84, 116, 148))
     canvas.box(x - 0.31 * w, eaves + 0.13 * h, x - 0.11 * w, eaves + 0.36 * h, glass)
     canvas.box(x + 0.14 * w, eaves + 0.13 * h, x + 0.34 * w, eaves + 0.36 * h, glass)
@@ -674,7 +708,13 @@ def _draw_rock(canvas: _Canvas, item: _Item, grade: _Grade, color: Color) -> Non
     width, height = _EXTENT[item.kind]
     w, h, x, y = width * item.size, height * item.size, item.x, item.base
     canvas.polygon(
-        [(x - 0.5 * w, y), (x - 0.36 * w, y - 0.62 * h), (x - 0.05 * w, y - h), (x + 0.3 * w, y - 0.7 * h), (x + 0.5 * w, y)],
+        [
+            (x - 0.5 * w, y),
+            (x - 0.36 * w, y - 0.62 * h),
+            (x - 0.05 * w, y - h),
+            (x + 0.3 * w, y - 0.7 * h),
+            (x + 0.5 * w, y),
+        ],
         grade(_blend(color, (30, 30, 50), 0.22)),
     )
     canvas.polygon(
@@ -700,10 +740,17 @@ def _draw_palm(canvas: _Canvas, item: _Item, grade: _Grade) -> None:
     lean = (3.0 if item.tint < 0.5 else -3.0) * s
     bark, leaf, light = grade((150, 110, 70)), grade((44, 132, 62)), grade((88, 172, 78))
     points = [(x - 0.5 * lean + lean * t * t, y - 13.0 * s * t) for t in (0.0, 0.35, 0.7, 1.0)]
-    for (x0, y0), (x1, y1) in zip(points, points[1:]):
+    for (x0, y0), (x1, y1) in pairwise(points):
         canvas.line(x0, y0, x1, y1, 0.85 * s, bark)
     top_x, top_y = points[-1]
-    for dx, dy, color in ((-5.4, 2.6, leaf), (5.4, 2.6, leaf), (-4.6, -1.4, light), (4.6, -1.4, light), (-1.2, -3.4, leaf), (1.8, -3.2, leaf)):
+    for dx, dy, color in (
+        (-5.4, 2.6, leaf),
+        (5.4, 2.6, leaf),
+        (-4.6, -1.4, light),
+        (4.6, -1.4, light),
+        (-1.2, -3.4, leaf),
+        (1.8, -3.2, leaf),
+    ):
         bend_x, bend_y = top_x + 0.55 * dx * s, top_y + (0.5 * dy - 1.5) * s
         canvas.line(top_x, top_y, bend_x, bend_y, 0.95 * s, color)
         canvas.line(bend_x, bend_y, top_x + dx * s, top_y + dy * s, 0.7 * s, color)
@@ -720,7 +767,12 @@ def _draw_lighthouse(canvas: _Canvas, item: _Item, grade: _Grade) -> None:
         low, high = 3.0 * index, 3.0 * (index + 1)
         color = grade((214, 56, 48) if index % 2 == 0 else (248, 246, 240))
         canvas.polygon(
-            [(x - half(low), y - low * s), (x + half(low), y - low * s), (x + half(high), y - high * s), (x - half(high), y - high * s)],
+            [
+                (x - half(low), y - low * s),
+                (x + half(low), y - low * s),
+                (x + half(high), y - high * s),
+                (x - half(high), y - high * s),
+            ],
             color,
         )
     canvas.box(x - 2.3 * s, y - 15.8 * s, x + 2.3 * s, y - 14.9 * s, grade((62, 66, 80)))
@@ -736,15 +788,29 @@ def _draw_parasol(canvas: _Canvas, item: _Item, grade: _Grade) -> None:
     cloth: Color = ((230, 70, 70), (60, 120, 210), (250, 190, 60))[int(item.tint * 3) % 3]
     canvas.line(x, y - 6.0 * s, x, y, 0.45 * s, grade((236, 232, 226)))
     for low, high, color in ((-5.0, -1.7, cloth), (-1.7, 1.7, (250, 248, 242)), (1.7, 5.0, cloth)):
-        canvas.polygon([(x + low * s, y - 4.6 * s), (x + high * s, y - 4.6 * s), (x + 0.35 * high * s, y - 7.6 * s), (x + 0.35 * low * s, y - 7.6 * s)], grade(color))
+        canvas.polygon(
+            [
+                (x + low * s, y - 4.6 * s),
+                (x + high * s, y - 4.6 * s),
+                (x + 0.35 * high * s, y - 7.6 * s),
+                (x + 0.35 * low * s, y - 7.6 * s),
+            ],
+            grade(color),
+        )
 
 
 def _draw_sailboat(canvas: _Canvas, item: _Item, grade: _Grade) -> None:
     s, x, y = item.size, item.x, item.base + 1.0
     sail: Color = ((250, 248, 244), (246, 222, 196), (226, 96, 84))[int(item.tint * 3) % 3]
-    canvas.polygon([(x - 4.2 * s, y - 1.9 * s), (x + 4.2 * s, y - 1.9 * s), (x + 2.8 * s, y), (x - 2.8 * s, y)], grade((120, 62, 44)))
+    canvas.polygon(
+        [(x - 4.2 * s, y - 1.9 * s), (x + 4.2 * s, y - 1.9 * s), (x + 2.8 * s, y), (x - 2.8 * s, y)],
+        grade((120, 62, 44)),
+    )
     canvas.polygon([(x - 0.2 * s, y - 9.0 * s), (x - 0.2 * s, y - 2.5 * s), (x + 3.8 * s, y - 2.5 * s)], grade(sail))
-    canvas.polygon([(x - 0.8 * s, y - 7.6 * s), (x - 0.8 * s, y - 2.5 * s), (x - 3.2 * s, y - 2.5 * s)], grade(_blend(sail, (120, 130, 160), 0.2)))
+    canvas.polygon(
+        [(x - 0.8 * s, y - 7.6 * s), (x - 0.8 * s, y - 2.5 * s), (x - 3.2 * s, y - 2.5 * s)],
+        grade(_blend(sail, (120, 130, 160), 0.2)),
+    )
 
 
 def _draw_snowman(canvas: _Canvas, item: _Item, grade: _Grade) -> None:
@@ -756,7 +822,9 @@ def _draw_snowman(canvas: _Canvas, item: _Item, grade: _Grade) -> None:
     canvas.box(x - 1.9 * s, y - 7.7 * s, x + 1.9 * s, y - 7.0 * s, grade((44, 44, 58)))
     canvas.box(x - 1.2 * s, y - 9.4 * s, x + 1.2 * s, y - 7.3 * s, grade((44, 44, 58)))
     canvas.box(x - 1.7 * s, y - 4.5 * s, x + 1.7 * s, y - 3.7 * s, grade((212, 58, 58)))
-    canvas.polygon([(x + 0.3 * s, y - 6.2 * s), (x + 0.3 * s, y - 5.3 * s), (x + 2.6 * s, y - 5.5 * s)], grade((244, 138, 40)))
+    canvas.polygon(
+        [(x + 0.3 * s, y - 6.2 * s), (x + 0.3 * s, y - 5.3 * s), (x + 2.6 * s, y - 5.5 * s)], grade((244, 138, 40))
+    )
 
 
 def _draw_bush(canvas: _Canvas, item: _Item, grade: _Grade, leaf: Color) -> None:
@@ -920,7 +988,10 @@ def _draw_tufts(canvas: _Canvas, scene: LandscapeScene, grade: _Grade) -> None:
             canvas.ellipse(x, y, 6.0 * s, 2.6 * s, grade(blade), 0.7, soft=1.5)
             continue
         for dx, height in ((-2.6, 3.0), (0.0, 4.4), (2.6, 3.2)):
-            canvas.polygon([(x + 0.5 * dx * s - 1.1, y + 1.0), (x + 0.5 * dx * s + 1.1, y + 1.0), (x + dx * s, y - height * s)], grade(blade))
+            canvas.polygon(
+                [(x + 0.5 * dx * s - 1.1, y + 1.0), (x + 0.5 * dx * s + 1.1, y + 1.0), (x + dx * s, y - height * s)],
+                grade(blade),
+            )
         if scene.biome == "meadow" and flower < 0.6:
             petal = ((250, 214, 70), (246, 246, 250), (236, 110, 150))[int(flower * 5) % 3]
             canvas.ellipse(x, y - 4.6 * s, 1.5, 1.4, grade(petal))
@@ -930,7 +1001,7 @@ def _draw_sky(scene: LandscapeScene, height: int, width: int) -> np.ndarray:
     """The sky at infinity, float32 [3, height, width]."""
     light = _LIGHT[scene.time_of_day]
     zenith, middle, horizon = (np.array(c, dtype=np.float64) for c in (light.zenith, light.middle, light.horizon))
-    cover = {"clear": 0.0, "rain": 0.82, "snow": 0.72, "fog": 0.8}[scene.weather]
+    cover = {"clear": 0.0, "rain": 0.82, "snow": 0.72, "fog": 0.92}[scene.weather]
     veil = np.array({"rain": light.rain, "snow": light.snow, "fog": light.fog}.get(scene.weather, light.fog))
     scale_x, scale_y = width / REFERENCE_WIDTH, height / REFERENCE_HEIGHT
     canvas = _Canvas(0.0, 0.0, width * 2, height * 2, 2 * scale_x, 2 * scale_y)
@@ -948,7 +1019,15 @@ def _draw_sky(scene: LandscapeScene, height: int, width: int) -> np.ndarray:
             for index in range(26):
                 star_x, star_y, size, bright = _uniforms(4, scene.seed, 52, index)
                 radius = 0.6 + 0.35 * size
-                canvas.ellipse((index + 0.85 * star_x) / 26 * 112.0, star_y * 30.0, radius, radius, (236, 240, 255), 0.4 + 0.5 * bright, soft=0.9)
+                canvas.ellipse(
+                    (index + 0.85 * star_x) / 26 * 112.0,
+                    star_y * 30.0,
+                    radius,
+                    radius,
+                    (236, 240, 255),
+                    0.4 + 0.5 * bright,
+                    soft=0.9,
+                )
         y = 9.0 + 6.0 * sun_y
         canvas.ellipse(x, y, 7.0, 7.0, (130, 150, 210), 0.35, soft=9.0)
         canvas.ellipse(x, y, 4.6, 4.6, (244, 240, 218))
@@ -969,7 +1048,7 @@ def _draw_sky(scene: LandscapeScene, height: int, width: int) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------------------------
 # Travellers
 
-_TRAVELLER_EXTENT = {"balloon": (15.0, 22.0), "birds": (34.0, 18.0), "train": (49.0, 9.5), "airplane": (24.0, 10.0)}
+_TRAVELLER_EXTENT = {"balloon": (15.0, 22.0), "birds": (41.0, 20.0), "train": (49.5, 11.0), "airplane": (24.0, 11.0)}
 _TRACK_ROW = 57.0
 
 
@@ -996,7 +1075,15 @@ def _traveller_position(scene: LandscapeScene, frame: int) -> tuple[float, float
 class _Sprite:
     """A small picture that can be put anywhere with a quarter of a pixel of precision."""
 
-    def __init__(self, width: float, height: float, scale_x: float, scale_y: float, draw: Callable[[_Canvas], None], flip: bool = False):
+    def __init__(
+        self,
+        width: float,
+        height: float,
+        scale_x: float,
+        scale_y: float,
+        draw: Callable[[_Canvas], None],
+        flip: bool = False,
+    ):
         ss = _SPRITE_SUPERSAMPLING
         # A margin of one pixel on every side leaves room for the sub-pixel shift.
         self.columns, self.rows = math.ceil(width * scale_x) + 2, math.ceil(height * scale_y) + 2
@@ -1129,7 +1216,9 @@ class _Traveller:
         elif kind == "train":
             for step in range(_WHEEL_STEPS):
                 turn = step / _WHEEL_STEPS
-                self.sprites.append(_Sprite(51, 13, scale_x, scale_y, lambda canvas, turn=turn: _draw_train(canvas, scene, turn), flip))
+                self.sprites.append(
+                    _Sprite(51, 13, scale_x, scale_y, lambda canvas, turn=turn: _draw_train(canvas, scene, turn), flip)
+                )
             smoke = _Grade(scene, "track")((236, 236, 240))
             self.puffs = [
                 _Sprite(9, 9, scale_x, scale_y, lambda canvas, age=age: canvas.ellipse(
@@ -1140,9 +1229,11 @@ class _Traveller:
         elif kind == "birds":
             for step in range(_FLAPS):
                 flap = step / _FLAPS
-                self.sprites.append(_Sprite(11, 9, scale_x, scale_y, lambda canvas, flap=flap: _draw_bird(canvas, scene, flap)))
+                self.sprites.append(
+                    _Sprite(11, 9, scale_x, scale_y, lambda canvas, flap=flap: _draw_bird(canvas, scene, flap))
+                )
             count = 4 + int(_uniforms(1, scene.seed, 65)[0] * 3)
-            rank = [(0.0, 0.0), (-8.0, 4.0), (8.0, 4.4), (-15.0, 8.4), (1.0, 9.0), (14.0, -4.0)][:count]
+            rank = [(0.0, 0.0), (-10.0, 3.4), (9.6, 4.2), (-15.5, 8.6), (1.0, 8.8), (14.0, -3.6)][:count]
             self.flock = [(x, y - 3.0, _uniforms(1, scene.seed, 66, i)[0]) for i, (x, y) in enumerate(rank)]
 
     def put(self, image: np.ndarray, frame: int) -> None:
@@ -1191,35 +1282,53 @@ class _Weather:
         self.scene, self.height, self.width = scene, height, width
         self.scale_x, self.scale_y = width / REFERENCE_WIDTH, height / REFERENCE_HEIGHT
         light = _LIGHT[scene.time_of_day]
+        # Each sheet: coverage, pixels per second across and down, and the width of a sideways sway.
         self.sheets: list[tuple[np.ndarray, float, float, float]] = []
         color: Color = (0, 0, 0)
         if scene.weather == "rain":
             color = _blend(light.flake, (170, 196, 226), 0.5)
-            # opacity, pixels per second across and down
-            self.sheets = [
-                (self._sheet(71, 30, lambda c, x, y, u: c.line(x + 0.8, y - 3.2, x - 0.8, y + 3.2, 0.5, color, 0.42, soft=0.7)), -15.0, 60.0, 0.0),
-                (self._sheet(72, 24, lambda c, x, y, u: c.line(x + 1.2, y - 4.8, x - 1.2, y + 4.8, 0.75, color, 0.55, soft=0.7)), -21.0, 84.0, 0.0),
-            ]  # fmt: skip
+            far = self._sheet(
+                71, 30, lambda c, x, y, u: c.line(x + 0.8, y - 3.2, x - 0.8, y + 3.2, 0.5, color, 0.42, soft=0.7)
+            )
+            near = self._sheet(
+                72, 24, lambda c, x, y, u: c.line(x + 1.2, y - 4.8, x - 1.2, y + 4.8, 0.75, color, 0.55, soft=0.7)
+            )
+            self.sheets = [(far, -15.0, 60.0, 0.0), (near, -21.0, 84.0, 0.0)]
         elif scene.weather == "snow":
             color = light.flake
-            self.sheets = [
-                (self._sheet(73, 60, lambda c, x, y, u: c.ellipse(x, y, 0.8 + 0.3 * u, 0.8 + 0.3 * u, color, 0.75, soft=0.9)), -1.5, 8.0, 1.6),
-                (self._sheet(74, 40, lambda c, x, y, u: c.ellipse(x, y, 1.2 + 0.5 * u, 1.2 + 0.5 * u, color, 0.95, soft=0.9)), -3.0, 14.0, 3.0),
-            ]  # fmt: skip
+            far = self._sheet(
+                73, 60, lambda c, x, y, u: c.ellipse(x, y, 0.8 + 0.3 * u, 0.8 + 0.3 * u, color, 0.75, soft=0.9)
+            )
+            near = self._sheet(
+                74, 40, lambda c, x, y, u: c.ellipse(x, y, 1.2 + 0.5 * u, 1.2 + 0.5 * u, color, 0.95, soft=0.9)
+            )
+            self.sheets = [(far, -1.5, 8.0, 1.6), (near, -3.0, 14.0, 3.0)]
         elif scene.weather == "fog":
             color = light.fog
-            self.sheets = [
-                (self._sheet(75, 9, lambda c, x, y, u: c.ellipse(x, 66.0 + 0.28 * (y - 64.0) * 2.0, 26.0, 5.0 + 3.0 * u, color, 0.34, soft=9.0)), -3.0, 0.0, 0.0),
-            ]  # fmt: skip
+            # Banks gather around the feet of the hills and do not fall.
+            mist = self._sheet(
+                75, 9, lambda c, x, y, u: c.ellipse(x, y, 26.0, 5.0 + 3.0 * u, color, 0.34, soft=9.0), 34.0, 66.0
+            )
+            self.sheets = [(mist, -3.0, 0.0, 0.0)]
         self.color = np.array(color, dtype=np.float32)[:, None, None]
 
-    def _sheet(self, salt: int, count: int, draw: Callable[[_Canvas, float, float, float], None]) -> np.ndarray:
-        """Coverage float32 [3 H + 1, 2 W + 1] of a picture with period (2 H, W), repeated for plain slicing."""
+    def _sheet(
+        self,
+        salt: int,
+        count: int,
+        draw: Callable[[_Canvas, float, float, float], None],
+        top: float = 0.0,
+        bottom: float = 2.0 * REFERENCE_HEIGHT,
+    ) -> np.ndarray:
+        """Coverage float32 [3 H + 1, 2 W + 1] of a picture with period (2 H, W), repeated for plain slicing.
+
+        `count` particles are spread evenly over the rows `top` to `bottom` of the period.
+        """
         height, width = self.height, self.width
         canvas = _Canvas(0.0, 0.0, 2 * width, 4 * height, 2 * self.scale_x, 2 * self.scale_y)
         for index in range(count):
             u, v, size = _uniforms(3, self.scene.seed, salt, index)
-            x, y = u * REFERENCE_WIDTH, (index + 0.8 * v) / count * 2 * REFERENCE_HEIGHT
+            x, y = u * REFERENCE_WIDTH, top + (bottom - top) * (index + 0.8 * v) / count
             for dx in (-REFERENCE_WIDTH, 0, REFERENCE_WIDTH):
                 for dy in (-2 * REFERENCE_HEIGHT, 0, 2 * REFERENCE_HEIGHT):
                     draw(canvas, x + dx, y + dy, size)
@@ -1251,7 +1360,7 @@ class _Weather:
 
 
 class _SceneArt:
-    """Everything about a scene that was drawn once: sky, sprites, particle sheets, and tiles of the layers on demand."""
+    """What is drawn once per scene: sky, sprites, particle sheets, and tiles of the layers on demand."""
 
     def __init__(self, scene: LandscapeScene, height: int, width: int):
         self.scene, self.height, self.width = scene, height, width
@@ -1266,8 +1375,8 @@ class _SceneArt:
         """Columns [index * tile, (index + 1) * tile) of a layer.
 
         Returns:
-            float32 [phase, 4, height, tile], where phase p is the layer shifted by p / `_SUPERSAMPLING` pixels, and the
-            rows [first, last) outside of which it is empty.
+            float32 [phase, 4, height, tile], where phase p is the layer shifted by p / `_SUPERSAMPLING` pixels, and
+            the rows [first, last) outside of which it is empty.
         """
         key = (layer, index)
         if key in self.tiles:

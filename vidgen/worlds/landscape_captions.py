@@ -1,8 +1,8 @@
 """Captions for landscape scenes: a small grammar with varied wording, and its inverse.
 
-Every caption states biome, time of day, weather, traveller and the camera move with its speed. Clear weather and the absence
-of a traveller have words of their own, so that nothing has to be guessed from silence. Some sentence templates are held out:
-they appear only with `split="test"`, to test whether a model understands the words rather than the sentences.
+Every caption states biome, time of day, weather, traveller and the camera move with its speed. Clear weather and the
+absence of a traveller have words of their own, so that nothing has to be guessed from silence. Some sentence templates
+are held out: they appear only with `split="test"`, to test whether a model understands words rather than sentences.
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "a forest of orange and red trees",
         "an autumnal woodland",
     ),
-    "snowfield": ("a snowy field", "a white winter plain", "a frozen landscape with firs", "snow-covered land with cabins"),
-}  # fmt: skip
+    "snowfield": (
+        "a snowy field",
+        "a white winter plain",
+        "a frozen landscape with firs",
+        "snow-covered land with cabins",
+    ),
+}
 
 _TIMES: dict[str, tuple[str, ...]] = {
     "dawn": ("at dawn", "at sunrise", "in the early morning", "at daybreak"),
@@ -85,12 +90,32 @@ _EMPTY = ("nothing is traveling", "no traveler is in sight", "the scene is empty
 
 # The camera as subject: "the camera ...".
 _MOVES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("pan right", "slow"): ("pans slowly to the right", "moves gently right", "glides slowly rightward", "slowly pans right"),
-    ("pan right", "fast"): ("pans quickly to the right", "moves fast to the right", "races rightward", "quickly pans right"),
-    ("pan left", "slow"): ("pans slowly to the left", "moves gently left", "glides slowly leftward", "slowly pans left"),
-    ("pan left", "fast"): ("pans quickly to the left", "moves fast to the left", "races leftward", "quickly pans left"),
+    ("pan right", "slow"): (
+        "pans slowly to the right",
+        "moves gently right",
+        "glides slowly rightward",
+        "slowly pans right",
+    ),
+    ("pan right", "fast"): (
+        "pans quickly to the right",
+        "moves fast to the right",
+        "races rightward",
+        "quickly pans right",
+    ),
+    ("pan left", "slow"): (
+        "pans slowly to the left",
+        "moves gently left",
+        "glides slowly leftward",
+        "slowly pans left",
+    ),
+    ("pan left", "fast"): (
+        "pans quickly to the left",
+        "moves fast to the left",
+        "races leftward",
+        "quickly pans left",
+    ),
     ("hold", "still"): ("holds still", "stays still", "does not move", "remains static"),
-}  # fmt: skip
+}
 
 # {who} subject, {verb} its verb, {over} "over" or "past", {place}, {time}, {weather}, {move}.
 TEMPLATES: tuple[str, ...] = (
@@ -205,10 +230,12 @@ def parse_caption(text: str) -> dict[str, str]:
         ValueError: if an attribute is missing.
     """
     text = text.lower()
-    travellers = {
-        value: tuple(f"{who} {verb}" for who, verb in options) for value, options in _TRAVELLERS.items()
-    } | {"none": _EMPTY}
-    moves = {f"{kind}|{pace}": tuple(f"camera {words}" for words in options) for (kind, pace), options in _MOVES.items()}
+    travellers = {value: tuple(f"{who} {verb}" for who, verb in options) for value, options in _TRAVELLERS.items()} | {
+        "none": _EMPTY
+    }
+    moves = {
+        f"{kind}|{pace}": tuple(f"camera {words}" for words in options) for (kind, pace), options in _MOVES.items()
+    }
     move, speed = _find(text, moves, "camera move").split("|")
     return {
         "biome": _find(text, _PLACES, "biome"),

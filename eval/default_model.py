@@ -1,0 +1,641 @@
+"""Does the embedded model show what its captions say, keep its colors for a minute, and remember places?
+
+Four parts, each of which can be run alone and merges into the same results.json:
+
+* `attributes`: 6 s clips from held-out sentence templates and seeds; a small classifier, trained here on the world itself,
+  reads biome, time of day, weather and traveller back. Bars: 90 % for biome and time of day, 75 % for weather and
+  traveller. The classifier's own accuracy on held-out real clips, and on these after a pass through the model's
+  autoencoder, says how much of an error is its own.
+* `drift`: color statistics of the last against the first 5 s of one-minute videos, in pixels and in latents, beside those
+  of real one-minute videos; and the attributes at the end of the minute.
+* `recall`: the camera pans right for T seconds and back; what was seen is compared with what is seen again, for three
+  memories and for the world itself as the ceiling.
+* `contact_sheet`: 8 prompts x 6 moments of one-minute videos as a picture.
+
+    python eval/default_model.py                        # all parts on the embedded model, about 12 minutes on 2 cores
+    python eval/default_model.py --parts recall --model FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+
+from vidgen.memory import KVMemoryConfig, SlidingWindowMemoryConfig, SlowFastMemoryConfig
+from vidgen.metrics import (
+    SCENE_ATTRIBUTES,
+    SceneClassifier,
+    channel_drift,
+    score_revisits,
+    summarize_revisits,
+)
+from vidgen.metrics.scene_classifier import WINDOW_OFFSETS, WINDOW_SPAN, to_classifier_pixels
+from vidgen.pipelines import ContextForcingPipeline
+from vidgen.runtime.assets import find_asset
+from vidgen.runtime.checkpoint import atomic_write, file_checksum
+from vidgen.runtime.device import derive_seed, generator_for, select_device, select_dtype, set_threads
+from vidgen.runtime.meter import run_environment
+from vidgen.train import OptimizerConfig, StepOutput, TrainConfig, TrainingMethod, fit
+from vidgen.worlds import CameraMove, LandscapeScene, LandscapeWorld, caption, prompt_plan
+from vidgen.worlds.landscape import FAST_SPEED, RAMP_SECONDS
+
+
+PARTS = ("attributes", "drift", "contact_sheet", "recall")
+BARS = {"biome": 0.9, "time_of_day": 0.9, "weather": 0.75, "traveller": 0.75}
+# Scenes of the classifier and of this test; the recipes of the model train on seeds below and validate from 1,000,000.
+CLASSIFIER_SEEDS, TEST_SEEDS = 3_000_000, 4_000_000
+MOMENTS = (0, 12, 24, 36, 48, 59)
+RECALL_ATTRIBUTES = {"biome": "meadow", "time_of_day": "day", "weather": "clear", "traveller": "none"}
+# Every biome, time, weather and traveller at least once.
+SHOWN_SCENES = (
+    ("meadow", "dawn", "clear", "balloon"),
+    ("desert", "dusk", "clear", "train"),
+    ("mountains", "day", "snow", "birds"),
+    ("coast", "day", "clear", "airplane"),
+    ("forest", "dusk", "rain", "train"),
+    ("snowfield", "night", "snow", "none"),
+    ("meadow", "day", "rain", "birds"),
+    ("coast", "night", "fog", "balloon"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        captions: clips of the attributes part.
+        clip_seconds: their length.
+        batch: videos generated together.
+        minute: seconds of the long videos.
+        edge: seconds at either end that drift compares.
+        turns: seconds T of the recall part.
+        classifier_scenes: rendered scenes the classifier learns from.
+        classifier_steps: its optimizer steps.
+    """
+
+    captions: int = 96
+    clip_seconds: float = 6.0
+    batch: int = 8
+    minute: float = 60.0
+    edge: float = 5.0
+    turns: tuple[float, ...] = (5.0, 10.0, 15.0, 20.0)
+    classifier_scenes: int = 960
+    classifier_steps: int = 900
+
+
+SMOKE = Sizes(
+    captions=2, clip_seconds=1.5, minute=3.0, edge=1.0, turns=(2.0,), classifier_scenes=32, classifier_steps=12
+)
+
+
+class Clock:
+    """The wall-clock budget of the run."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self.deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+def held_out_scene(
+    world: LandscapeWorld, index: int, seconds: float, moves: Sequence[CameraMove] | None = None, **attributes: str
+) -> LandscapeScene:
+    """Held-out scene; attributes that are not given cycle through all combinations."""
+    counts = [len(values) for values in SCENE_ATTRIBUTES.values()]
+    drawn = np.unravel_index((index * 7919) % int(np.prod(counts)), counts)
+    names = {name: values[i] for (name, values), i in zip(SCENE_ATTRIBUTES.items(), drawn, strict=True)}
+    return world.scene(seed=TEST_SEEDS + index, seconds=seconds, moves=moves, **{**names, **attributes})
+
+
+def generate(
+    pipe: ContextForcingPipeline,
+    plans: Sequence[Sequence[tuple[str, float | None]]],
+    seconds: float,
+    seeds: Sequence[int],
+    memory: str | KVMemoryConfig = "slow_fast",
+) -> tuple[np.ndarray, torch.Tensor]:
+    """Videos of several prompt plans at once.
+
+    Returns:
+        uint8 frames `(videos, frames, height, width, 3)` and normalized latents `(videos, channels, frames, h, w)`.
+    """
+    generators = [generator_for(TEST_SEEDS, seed) for seed in seeds]
+    session = pipe.session(
+        [list(plan) for plan in plans], seconds=seconds, generator=generators, memory=memory, undo_depth=0
+    )
+    frames, latents = [], []
+    for chunk in session:
+        frames.append(chunk if len(plans) > 1 else chunk[None])
+        latents.append(session.last_latents)
+    return np.concatenate(frames, axis=1), torch.cat(latents, dim=2)
+
+
+@torch.no_grad()
+def reconstruct(pipe: ContextForcingPipeline, clips: np.ndarray) -> np.ndarray:
+    """Clips `(clips, 4 n + 1 frames, height, width, 3)` uint8 after encoding and decoding."""
+    vae = pipe.vae
+    pixels = torch.from_numpy(clips).to(vae.device, vae.dtype).permute(0, 4, 1, 2, 3) / 127.5 - 1
+    decoded = vae.decode(vae.encode(pixels).latent_dist.mode()).sample
+    return ((decoded.float() + 1) * 127.5).round().clamp(0, 255).byte().permute(0, 2, 3, 4, 1).cpu().numpy()
+
+
+# --- classifier ------------------------------------------------------------------------------------------------
+
+
+class SceneClassifierMethod(TrainingMethod):
+    """Cross-entropy of every attribute on windows that are blurred, noised and dimmed at random.
+
+    The disturbances are those of generated video: without them the classifier would read the crisp edges of the renderer,
+    which no autoencoder keeps.
+    """
+
+    def __init__(self, classifier: SceneClassifier) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def roles(self) -> dict[str, torch.nn.Module]:
+        return {"classifier": self.classifier}
+
+    def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
+        pixels = to_classifier_pixels(batch["frames"])
+        pixels = disturb(pixels, generator)
+        logits = self.classifier(pixels)
+        losses = {name: F.cross_entropy(logits[name], batch[name]) for name in SCENE_ATTRIBUTES}
+        return StepOutput({"classifier": sum(losses.values())}, {name: loss.detach() for name, loss in losses.items()})
+
+
+def disturb(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random blur, noise and brightness of windows `(batch, frames, 3, height, width)`, the same for all its frames."""
+
+    def draw() -> torch.Tensor:
+        return torch.rand(len(pixels), 1, 1, 1, 1, generator=generator, device=pixels.device)
+
+    blurred = F.avg_pool2d(F.pad(pixels.flatten(0, 1), (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    pixels = torch.lerp(pixels, blurred.view_as(pixels), draw())
+    noise = torch.randn(pixels.shape, generator=generator, device=pixels.device)
+    return pixels * (0.95 + 0.1 * draw()) + 0.06 * (draw() - 0.5) + 0.05 * draw() * noise
+
+
+class Windows(torch.utils.data.Dataset):
+    """Windows of rendered scenes; every third scene went through the model's autoencoder."""
+
+    def __init__(self, pipe: ContextForcingPipeline, world: LandscapeWorld, num_scenes: int) -> None:
+        self.windows, self.labels = [], []
+        for first in range(0, num_scenes, 8):  # the world keeps the drawings of 8 scenes
+            scenes = [world.scene(seed=CLASSIFIER_SEEDS + index, seconds=60.0) for index in range(first, first + 8)]
+            for draw in range(4):
+                starts = [derive_seed(scene.seed, draw) % (scene.num_frames - WINDOW_SPAN) for scene in scenes]
+                clips = np.stack([world.render(*pair, WINDOW_SPAN) for pair in zip(scenes, starts, strict=True)])
+                if (first // 8 + draw) % 3 == 0:
+                    clips = reconstruct(pipe, clips)
+                self.windows.extend(clips[:, list(WINDOW_OFFSETS)])
+                self.labels.extend(scene.attributes for scene in scenes)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        labels = {name: values.index(self.labels[index][name]) for name, values in SCENE_ATTRIBUTES.items()}
+        return {
+            "frames": torch.from_numpy(self.windows[index]),
+            **{name: torch.tensor(value) for name, value in labels.items()},
+        }
+
+
+def get_classifier(pipe: ContextForcingPipeline, world: LandscapeWorld, sizes: Sizes, cache: Path) -> SceneClassifier:
+    """The classifier for this model's autoencoder and frame size, trained at first use."""
+    key = hashlib.sha256(repr((sizes.classifier_scenes, sizes.classifier_steps, world.height, world.width)).encode())
+    for parameter in pipe.vae.parameters():
+        key.update(parameter.detach().float().flatten()[:16].cpu().numpy().tobytes())
+    folder = cache / key.hexdigest()[:12]
+    path = folder / "classifier.safetensors"
+    if not path.exists():
+        torch.manual_seed(0)  # initial weights
+        classifier = SceneClassifier()
+        optimizer = OptimizerConfig(lr=2e-3, warmup_steps=20, schedule="cosine", schedule_by="time")
+        config = TrainConfig(
+            output_dir=str(folder),
+            max_steps=sizes.classifier_steps,
+            max_minutes=3.0,
+            batch_size=32,
+            checkpoint_every=max(50, sizes.classifier_steps // 4),
+            optimizers={"classifier": optimizer},
+        )
+        fit(SceneClassifierMethod(classifier), Windows(pipe, world, sizes.classifier_scenes), config)
+        classifier.save(path)
+    return SceneClassifier.load(path).to(pipe.vae.device)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------
+
+
+def score_attributes(truths: Sequence[dict[str, str]], readings: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Accuracy with a 95 % bootstrap interval over videos, and confusion counts, per attribute."""
+    scores = {}
+    for name, values in SCENE_ATTRIBUTES.items():
+        hits = np.array([truth[name] == reading[name] for truth, reading in zip(truths, readings, strict=True)])
+        resampled = np.random.default_rng(0).choice(hits, size=(2000, len(hits))).mean(axis=1)
+        confusion = np.zeros((len(values), len(values)), dtype=int)
+        for truth, reading in zip(truths, readings, strict=True):
+            confusion[values.index(truth[name]), values.index(reading[name])] += 1
+        scores[name] = {
+            "accuracy": float(hits.mean()),
+            "interval": np.quantile(resampled, (0.025, 0.975)).tolist(),
+            "values": list(values),
+            "confusion": confusion.tolist(),  # row: asked for; column: read back
+        }
+    return scores
+
+
+def measure_attributes(bench: Bench) -> dict[str, Any]:
+    """Attributes read back from generated, real and re-encoded clips."""
+    sizes, world, classifier = bench.sizes, bench.world, bench.classifier
+    indices = range(bench.first_seed, bench.first_seed + sizes.captions)
+    scenes = [held_out_scene(world, index, sizes.clip_seconds) for index in indices]
+    prompts = [caption(scene, 0, seed=scene.seed, split="test") for scene in scenes]
+    truths = [scene.attributes for scene in scenes]
+    readings = []
+    for first in range(0, len(scenes), sizes.batch):
+        if readings and bench.clock.is_over:
+            break
+        chosen = range(first, min(first + sizes.batch, len(scenes)))
+        plans = [[(prompts[index], None)] for index in chosen]
+        seeds = [derive_seed(scenes[index].seed) for index in chosen]
+        videos, _ = generate(bench.pipe, plans, sizes.clip_seconds, seeds)
+        readings += [classifier.read(video) for video in videos]
+        report_progress(f"attributes: {len(readings)}/{len(scenes)} clips")
+
+    real = [world.render(scene) for scene in scenes]
+    # Whole groups of four after the first frame, as the autoencoder wants them; two seconds are enough.
+    num_frames = min(25, (len(real[0]) - 1) // 4 * 4 + 1)
+    short = [clip[:num_frames] for clip in real]
+    encoded = [
+        clip
+        for first in range(0, len(short), 8)
+        for clip in reconstruct(bench.pipe, np.stack(short[first : first + 8]))
+    ]
+    return {
+        "complete": len(readings) == len(scenes),
+        "num_clips": len(readings),
+        "seconds": sizes.clip_seconds,
+        "generated": score_attributes(truths[: len(readings)], readings),
+        "real": score_attributes(truths, [classifier.read(clip) for clip in real]),
+        "real_two_seconds": score_attributes(truths, [classifier.read(clip) for clip in short]),
+        "re_encoded_two_seconds": score_attributes(truths, [classifier.read(clip) for clip in encoded]),
+    }
+
+
+def measure_drift(bench: Bench) -> dict[str, Any]:
+    """Color statistics at both ends of the minute, and attributes at its end."""
+    scenes, videos, latents = bench.minute_videos
+    edge_frames = round(bench.sizes.edge * bench.pipe.config.fps)
+    edge_latents = max(1, edge_frames // bench.pipe.vae_scale_factor_temporal)
+    rows, first_readings, last_readings = [], [], []
+    for index, scene in enumerate(scenes):
+        real = bench.world.render(scene, 0, videos.shape[1])
+        measured = {
+            "rgb": channel_drift(torch.from_numpy(videos[index]).permute(0, 3, 1, 2), edge_frames),
+            "latent": channel_drift(latents[index].transpose(0, 1), edge_latents),
+            "real_rgb": channel_drift(torch.from_numpy(real).permute(0, 3, 1, 2), edge_frames),
+        }
+        rows.append(
+            {
+                name: {**dataclasses.asdict(drift), "mean_shift": drift.mean_shift, "std_ratio": drift.std_ratio}
+                for name, drift in measured.items()
+            }
+        )
+        first_readings.append(bench.classifier.read(videos[index, :edge_frames]))
+        last_readings.append(bench.classifier.read(videos[index, -edge_frames:]))
+    truths = [scene.attributes for scene in scenes]
+    return {
+        "complete": True,
+        "seconds": bench.sizes.minute,
+        "edge_seconds": bench.sizes.edge,
+        "videos": rows,
+        "first_attributes": score_attributes(truths, first_readings),
+        "last_attributes": score_attributes(truths, last_readings),
+    }
+
+
+def recall_arms() -> dict[str, str | KVMemoryConfig]:
+    """Slow-fast memory, a window of equally many slots, and everything."""
+    slow_fast = SlowFastMemoryConfig()
+    return {
+        "slow_fast": slow_fast,
+        "sliding_window": SlidingWindowMemoryConfig(window=slow_fast.sink + slow_fast.slow + slow_fast.fast),
+        "full": "full",
+    }
+
+
+def measure_recall(bench: Bench) -> dict[str, Any]:
+    """Revisited places, per memory and seconds T before the camera turns."""
+    pipe, world, num_videos = bench.pipe, bench.world, max(2, bench.num_seeds)
+    stride, fps = pipe.vae_scale_factor_temporal, pipe.config.fps
+    chunk_frames = pipe.transformer.config.num_frames_per_block * stride
+    rows, complete = [], True
+    for turn in bench.sizes.turns:
+        # The prompt changes where a chunk begins, so that the model hears of the turn when the world makes it.
+        first_chunk = chunk_frames - stride + 1
+        before = (first_chunk + chunk_frames * max(0, round((turn * fps - first_chunk) / chunk_frames))) / fps
+        moves = (
+            CameraMove("pan right", before, FAST_SPEED),
+            CameraMove("pan left", before + 2 * RAMP_SECONDS, FAST_SPEED),
+        )
+        seconds = sum(move.seconds for move in moves)
+        scenes = [
+            held_out_scene(world, index, seconds, moves, **RECALL_ATTRIBUTES)
+            for index in range(bench.first_seed, bench.first_seed + num_videos)
+        ]
+        # The first plan's wording for all: chance is what another video of the very same prompt would give.
+        plan = prompt_plan(scenes[0], scenes[0].seed, split="test")
+        videos = {"world": np.stack([world.render(scene) for scene in scenes])}
+        for name, memory in recall_arms().items():
+            if bench.clock.is_over:
+                complete = False
+                break
+            seeds = [derive_seed(scene.seed) for scene in scenes]
+            videos[name], _ = generate(pipe, [plan] * num_videos, seconds, seeds, memory)
+            report_progress(f"recall: T = {turn:g} s, {name}")
+        turning = before + 0.5 * RAMP_SECONDS
+        distances = np.linspace(0.25, 1.0, 7) * (before - 1 / fps)
+        for name, batch in videos.items():
+            for index, video in enumerate(batch):
+                others = [batch[other] for other in range(num_videos) if other != index]
+                revisits = score_revisits(video, others, fps, turning, distances.tolist())
+                oldest = [revisit for revisit in revisits if revisit.age > turn]
+                rows.append(
+                    {
+                        "turn": turn,
+                        "memory": name,
+                        "video": index,
+                        **summarize_revisits(oldest),
+                        "revisits": [dataclasses.asdict(revisit) for revisit in revisits],
+                    }
+                )
+    return {"complete": complete, "attributes": RECALL_ATTRIBUTES, "speed": FAST_SPEED, "rows": rows}
+
+
+def measure_contact_sheet(bench: Bench) -> dict[str, Any]:
+    """The picture of 8 prompts x 6 moments, written next to the results."""
+    scenes, videos, _ = bench.minute_videos
+    fps, (_, num_frames, height, width, _) = bench.pipe.config.fps, videos.shape
+    frames = [min(round(second * bench.sizes.minute / 60 * fps), num_frames - 1) for second in MOMENTS]
+    zoom, gap, margin = 2, 3, 14
+    cell_height, cell_width = zoom * height + gap, zoom * width + gap
+    sheet = Image.new("RGB", (cell_width * len(frames), (cell_height + margin) * len(scenes)), "white")
+    pen = ImageDraw.Draw(sheet)
+    for row, scene in enumerate(scenes):
+        top = row * (cell_height + margin)
+        pen.text((2, top + 1), scene_prompts(scene)[0][0], fill="black")
+        for column, frame in enumerate(frames):
+            picture = Image.fromarray(videos[row, frame]).resize(
+                (zoom * width, zoom * height), Image.Resampling.LANCZOS
+            )
+            sheet.paste(picture, (column * cell_width, top + margin))
+    path = bench.out / "contact_sheet.png"
+    with atomic_write(path) as temporary:
+        sheet.save(temporary, optimize=True)
+    return {
+        "complete": True,
+        "file": path.name,
+        "moments": [frame / fps for frame in frames],
+        "plans": [scene_prompts(scene) for scene in scenes],
+    }
+
+
+def scene_prompts(scene: LandscapeScene) -> list[tuple[str, float]]:
+    """The prompt plan of a scene in its held-out wording."""
+    return prompt_plan(scene, scene.seed, split="test")
+
+
+class Bench:
+    """What the parts share: models, sizes, budget, and long videos that two of them look at."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        device = select_device()
+        self.model = Path(options.model or find_asset())
+        self.pipe = ContextForcingPipeline.from_pretrained(self.model, dtype=select_dtype(None, device)).to(device)
+        self.pipe.set_progress_bar_config(disable=True)
+        config = self.pipe.config
+        self.world = LandscapeWorld(config.default_height, config.default_width, int(config.fps))
+        self.sizes = SMOKE if options.smoke else Sizes()
+        self.clock = Clock(options.minutes)
+        self.first_seed, self.num_seeds = options.first_seed, options.seeds
+        self.out, self.cache = options.out, options.cache
+
+    @functools.cached_property
+    def classifier(self) -> SceneClassifier:
+        return get_classifier(self.pipe, self.world, self.sizes, self.cache)
+
+    @functools.cached_property
+    def minute_videos(self) -> tuple[list[LandscapeScene], np.ndarray, torch.Tensor]:
+        """Scenes, frames and latents of the shown prompts, generated together."""
+        count = max(3, len(SHOWN_SCENES) if self.sizes != SMOKE else 3)
+        scenes = []
+        for index, values in enumerate(SHOWN_SCENES[:count]):
+            attributes = dict(zip(SCENE_ATTRIBUTES, values, strict=True))
+            scenes.append(held_out_scene(self.world, self.first_seed + 1000 + index, self.sizes.minute, **attributes))
+        report_progress(f"{count} videos of {self.sizes.minute:g} s")
+        seeds = [derive_seed(scene.seed) for scene in scenes]
+        videos, latents = generate(self.pipe, [scene_prompts(scene) for scene in scenes], self.sizes.minute, seeds)
+        return scenes, videos, latents
+
+    def model_checksum(self) -> str:
+        """Tells results of different weights apart."""
+        return " ".join(f"{file_checksum(file):08x}" for file in sorted(self.model.glob("*/*.safetensors")))
+
+
+MEASURES = {
+    "attributes": measure_attributes,
+    "drift": measure_drift,
+    "recall": measure_recall,
+    "contact_sheet": measure_contact_sheet,
+}
+
+
+# --- report ----------------------------------------------------------------------------------------------------
+
+
+def claims(parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The bars of the attributes part, for what of it was measured."""
+    scores = parts.get("attributes", {}).get("generated", {})
+    return [
+        {
+            "claim": f"accuracy of {name}",
+            "value": scores[name]["accuracy"],
+            "at_least": bar,
+            "passed": scores[name]["accuracy"] >= bar,
+        }
+        for name, bar in BARS.items()
+        if name in scores
+    ]
+
+
+def attribute_lines(part: dict[str, Any]) -> list[str]:
+    lines = [
+        f"Attributes read back from {part['num_clips']} generated clips of {part['seconds']:g} s (95 % interval); the "
+        "classifier itself on held-out real clips and on these after the model's autoencoder.",
+        "",
+        "| attribute | generated | bar | | real | real, 2 s | re-encoded, 2 s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, bar in BARS.items():
+        score = part["generated"][name]
+        low, high = score["interval"]
+        verdict = "pass" if score["accuracy"] >= bar else "FAIL"
+        others = " | ".join(
+            f"{part[kind][name]['accuracy']:.1%}" for kind in ("real", "real_two_seconds", "re_encoded_two_seconds")
+        )
+        lines.append(
+            f"| {name} | {score['accuracy']:.1%} ({low:.1%} to {high:.1%}) | {bar:.0%} | {verdict} | {others} |"
+        )
+    return lines
+
+
+def drift_lines(part: dict[str, Any]) -> list[str]:
+    lines = [
+        f"Drift over {part['seconds']:g} s, last {part['edge_seconds']:g} s against the first, {len(part['videos'])} videos: "
+        "mean over videos (worst). Real videos change too, because the camera moves.",
+        "",
+        "| | shift of the mean, in standard deviations | standard deviation, last / first |",
+        "|---|---|---|",
+    ]
+    for kind, label in (("rgb", "generated, RGB"), ("latent", "generated, latents"), ("real_rgb", "real, RGB")):
+        shifts = [video[kind]["mean_shift"] for video in part["videos"]]
+        ratios = [video[kind]["std_ratio"] for video in part["videos"]]
+        worst = max(ratios, key=lambda ratio: abs(np.log(max(ratio, 1e-8))))
+        lines.append(f"| {label} | {np.mean(shifts):.3f} ({max(shifts):.3f}) | {np.mean(ratios):.3f} ({worst:.3f}) |")
+    lines += ["", "| attribute | first seconds | last seconds |", "|---|---|---|"]
+    for name in SCENE_ATTRIBUTES:
+        first, last = (part[f"{end}_attributes"][name]["accuracy"] for end in ("first", "last"))
+        lines.append(f"| {name} | {first:.0%} | {last:.0%} |")
+    return lines
+
+
+def recall_lines(part: dict[str, Any]) -> list[str]:
+    lines = [
+        "Recall of revisited places after the camera panned right for T seconds and back: best-aligned PSNR against the own "
+        "past, above the same search in other videos of the prompt (mean ± standard deviation over videos), over places not "
+        "seen for more than T seconds. `recall` is how often the own past matches better; 0.5 is chance.",
+        "",
+        "| T (s) | memory | PSNR (dB) | chance (dB) | gain (dB) | recall |",
+        "|---|---|---|---|---|---|",
+    ]
+    for turn, memory in dict.fromkeys((row["turn"], row["memory"]) for row in part["rows"]):
+        rows = [row for row in part["rows"] if (row["turn"], row["memory"]) == (turn, memory)]
+        cells = [
+            f"{np.mean(values):.2f} ± {np.std(values):.2f}"
+            for values in ([row[key] for row in rows] for key in ("psnr", "chance", "gain", "recall"))
+        ]
+        lines.append(f"| {turn:g} | {memory} | {' | '.join(cells)} |")
+    return lines
+
+
+def make_table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [f"Model `{results['model']}` on {results['environment']['cpu']}."]
+    for name, report in (("attributes", attribute_lines), ("drift", drift_lines), ("recall", recall_lines)):
+        part = results["parts"].get(name)
+        if part is None:
+            continue
+        lines += ["", *report(part)]
+        if not part["complete"]:
+            lines += ["", f"The part `{name}` ran out of its time budget and is incomplete."]
+    return "\n".join(lines) + "\n"
+
+
+def merge_results(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
+    """Parts of earlier runs on the same weights, replaced by those measured now."""
+    if path.exists():
+        old = json.loads(path.read_text(encoding="utf-8"))
+        if (old["model_checksum"], old["smoke"]) == (fresh["model_checksum"], fresh["smoke"]):
+            fresh = {**fresh, "parts": {**old["parts"], **fresh["parts"]}}
+    return {**fresh, "claims": claims(fresh["parts"])}
+
+
+def write_results(out: Path, fresh: dict[str, Any]) -> dict[str, Any]:
+    """Merge and write results.json and table.md."""
+    results = merge_results(out / "results.json", fresh)
+    for name, text in (("results.json", json.dumps(results, indent=1) + "\n"), ("table.md", make_table(results))):
+        with atomic_write(out / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return results
+
+
+def report_progress(text: str) -> None:
+    """One line on stderr, overwritten on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="pipeline folder; default the embedded model")
+    parser.add_argument("--out", type=Path, default=Path("eval/results/default_model"), help="output folder")
+    parser.add_argument("--cache", type=Path, default=Path("runs/eval/scene_classifier"), help="trained classifiers")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
+    parser.add_argument("--seeds", type=int, default=3, help="videos per memory and T in the recall part")
+    parser.add_argument("--first-seed", type=int, default=0, help="shifts all seeds: other scenes, other noise")
+    parser.add_argument("--minutes", type=float, help="start no further generation after this many minutes")
+    parser.add_argument("--smoke", action="store_true", help="a few seconds of video: shows direction, not numbers")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1 or options.first_seed < 0:
+        parser.error(f"--seeds {options.seeds} --first-seed {options.first_seed}: at least 1 and at least 0")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the chosen parts, merge and write results.json and table.md, print the table."""
+    options = parse_arguments(arguments)
+    set_threads()
+    bench = Bench(options)
+    results: dict[str, Any] = {}
+    for name in options.parts:
+        if results and bench.clock.is_over:
+            print(f"The part {name} is left out: {options.minutes:g} minutes are over.", file=sys.stderr)
+            continue
+        started = time.perf_counter()
+        part = MEASURES[name](bench)
+        part |= {
+            "minutes": (time.perf_counter() - started) / 60,
+            "seeds": {"first": options.first_seed, "number": options.seeds},
+        }
+        # Written after every part: a run that is stopped keeps what it has measured.
+        results = write_results(
+            options.out,
+            {
+                "benchmark": "default_model",
+                "model": bench.model.name,
+                "model_checksum": bench.model_checksum(),
+                "smoke": options.smoke,
+                "environment": run_environment(),
+                "parts": {name: part},
+            },
+        )
+    print(make_table(results))
+    for claim in results["claims"]:
+        print(
+            f"{'pass' if claim['passed'] else 'FAIL'}: {claim['claim']} {claim['value']:.1%} >= {claim['at_least']:.0%}"
+        )
+    return int(options.check and not all(claim["passed"] for claim in results["claims"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

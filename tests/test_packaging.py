@@ -1,0 +1,78 @@
+"""What would be wrong: a wheel that installs stray top-level packages, or lacks the configs or the embedded model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import vidgen
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("hatchling", reason="needs hatchling (extra: dev)")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def test_wheel_installs_vidgen_and_nothing_else(wheel):
+    top_level = {name.partition("/")[0] for name in wheel.namelist()}
+    assert top_level == {"vidgen", f"vidgen-{vidgen.__version__}.dist-info"}
+
+
+@pytest.mark.parametrize("folder", ["configs", "assets"])
+def test_wheel_carries_every_file_the_package_looks_up(wheel, folder):
+    tracked = {
+        path.relative_to(REPOSITORY).as_posix()
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert tracked
+    packaged = {name.removeprefix("vidgen/") for name in wheel.namelist() if name.startswith(f"vidgen/{folder}/")}
+    assert tracked == packaged
+
+
+def test_wheel_carries_every_module(wheel):
+    modules = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "vidgen").rglob("*.py")}
+    assert modules <= set(wheel.namelist())
+
+
+def test_files_stay_small_enough_to_clone():
+    sizes = {path: path.stat().st_size for path in (REPOSITORY / "assets").rglob("*") if path.is_file()}
+    assert sum(sizes.values()) <= 80e6
+    assert max(sizes.values()) <= 25e6
+
+
+def test_metadata_agrees_with_the_package(wheel):
+    name = f"vidgen-{vidgen.__version__}.dist-info/METADATA"
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    assert metadata["Version"] == PROJECT["project"]["version"] == vidgen.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+
+
+def test_extra_all_names_only_extras_that_exist():
+    extras = PROJECT["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = everything.removeprefix("vidgen[").removesuffix("]").split(",")
+    # dev is for contributors; gpu holds kernels that need a matching torch build.
+    assert set(named) == set(extras) - {"all", "dev", "gpu"}
+
+
+def test_a_bare_torch_pin_is_never_written():
+    requirements = PROJECT["project"]["dependencies"]
+    assert not [requirement for requirement in requirements if "==" in requirement]

@@ -1,0 +1,13 @@
+"""Encode the training scenes of the embedded model (5 minutes on 2 cores).
+
+    python training/landscape_latents.py --config configs/landscape/tiny_latents.yaml [num_scenes=32 ...]
+
+Run it again to resume: scenes that are already encoded are skipped.
+"""
+
+from vidgen.recipes.command_line import main
+from vidgen.recipes.landscape import encode_latents
+
+
+if __name__ == "__main__":
+    main(encode_latents, default_config="landscape/tiny_latents")
