@@ -1,14 +1,15 @@
 """What a generation costs: seconds per chunk, memory, video seconds per wall second, utilization of the machine.
 
-Claim: with a memory of constant size, the 200th chunk costs what the 10th does, in time and in bytes; the embedded model
-makes a minute of video in at most a minute.
+Claim: with a memory of constant size, the 200th chunk costs what the 10th does, in time and in bytes; the embedded
+model makes a minute of video in at most a minute.
 
     python eval/generation_cost.py                    # the embedded model, about 8 minutes on 2 cores
     python eval/generation_cost.py --model FOLDER --check
 
-All memories generate the same video side by side, chunk by chunk in turns, so that whatever else the machine does hits all
-of them alike. The curves time denoising and commit, without decoding, whose constant cost would hide a growth. The ratio of
-late to early chunks is measured in turns as well: a session kept aside at chunk 10 against the same session at its end.
+All memories generate the same video side by side, chunk by chunk in turns, so that whatever else the machine does hits
+all of them alike. The curves time denoising and commit, without decoding, whose constant cost would hide a growth. The
+ratio of late to early chunks is measured in turns as well: a session kept aside at chunk 10 against the same session
+at its end.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from vidgen.runtime.assets import find_asset
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import generator_for, select_device, select_dtype, set_threads
 from vidgen.runtime.meter import count_flops, matmul_peak, run_environment
-
 
 PROMPT = (
     "A hot-air balloon floats over a green meadow at dawn in clear weather while the camera pans slowly to the right"
@@ -138,7 +138,7 @@ def measure_memories(
 
 
 def measure_one_shot(pipe: ContextForcingPipeline, max_frames: int, repeats: int) -> list[dict[str, Any]]:
-    """A bidirectional forward over the whole video, the reference that has no memory and no first chunk to show early."""
+    """A bidirectional forward over the whole video: no memory, and nothing to show before the end."""
     transformer = pipe.transformer
     one_shot = CausalWanTransformer3DModel.from_config({**transformer.config, "causal": False})
     one_shot.load_state_dict(transformer.state_dict())
@@ -189,7 +189,11 @@ def resident_in_fresh_process(model: str | None, num_chunks: int) -> dict[str, A
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"measuring the resident memory failed:\n{done.stderr}")
-    measured = json.loads(done.stdout.splitlines()[-1])
+    return add_growth(json.loads(done.stdout.splitlines()[-1]), num_chunks)
+
+
+def add_growth(measured: dict[str, Any], num_chunks: int) -> dict[str, Any]:
+    """Adds how much larger than at the early chunk each series ever gets afterwards."""
     early = min(EARLY_CHUNK, num_chunks // 2)
     for name in ("resident", "memory"):
         series = measured[f"{name}_bytes"][early:]

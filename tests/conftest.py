@@ -74,7 +74,7 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
                 num_layers=1,
             ),
             scheduler=FlowConsistencyScheduler(timesteps=[1000, 500]),
-            fps=12,
+            fps=12.0,
             default_height=32,
             default_width=48,
             max_sequence_length=8,

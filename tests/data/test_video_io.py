@@ -1,8 +1,9 @@
-"""Reading and writing of video files: exact frames from any backend, and files that survive kills, full disks and twins."""
+"""Reading and writing video files: exact frames from any backend, and files that survive kills and full disks."""
 
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -62,7 +63,12 @@ def encode_clip(path: Path, num_frames: int, codec: str, options: dict[str, str]
 
 CLIPS = {
     "b_frames": ("libx264", {"g": "24", "bf": "3", "x264-params": "b-adapt=0:scenecut=0"}, False, "mp4"),
-    "open_groups": ("libx264", {"g": "12", "bf": "3", "x264-params": "open-gop=1:b-adapt=0:b-pyramid=normal"}, False, "mp4"),
+    "open_groups": (
+        "libx264",
+        {"g": "12", "bf": "3", "x264-params": "open-gop=1:b-adapt=0:b-pyramid=normal"},
+        False,
+        "mp4",
+    ),
     "variable_rate": ("libx264", {"g": "16", "bf": "2"}, True, "mp4"),
     "hevc": ("libx265", {"x265-params": "log-level=error:keyint=20:bframes=3"}, False, "mp4"),
     "vp9": ("libvpx-vp9", {"g": "20", "cpu-used": "8", "lag-in-frames": "16", "auto-alt-ref": "1"}, False, "webm"),
@@ -82,9 +88,23 @@ def plain_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return encode_clip(tmp_path_factory.mktemp("plain") / "plain.mp4", 75, codec, options, gaps)
 
 
+@pytest.fixture(scope="module")
+def large_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "large.mp4"
+    with VideoWriter(path, fps=12, scale=8) as writer:
+        for start in range(0, 96, 24):
+            writer.append(barcode_frames(start, start + 24))
+    return path
+
+
 class TestReader:
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_every_access_returns_exactly_the_frames_asked_for(self, clip: Path, backend: str) -> None:
+        if backend == "decord" and clip.stem in ("open_groups", "hevc"):
+            # decord returns other frames than asked for here; refusing is the only exact answer it can give.
+            with pytest.raises(VideoDecodeError, match="groups of pictures are open; use backend='pyav'"):
+                VideoReader(clip, backend)
+            return
         reader = VideoReader(clip, backend)
         assert (len(reader), reader.height, reader.width) == (75, HEIGHT, WIDTH)
         random = np.random.default_rng(0).integers(0, 75, 25).tolist()
@@ -145,9 +165,13 @@ class TestReader:
             source = tmp_path / "whole.mp4"
             video_writer._remux(plain_clip, source)
         cut = tmp_path / "cut.mp4"
-        cut.write_bytes(source.read_bytes()[: source.stat().st_size * 2 // 3])
-        with pytest.raises(VideoDecodeError, match=r"cut\.mp4 \(.*\)"):
-            VideoReader(cut, backend)
+        with av.open(str(source)) as container:
+            # Ends exactly between two frames, so that no frame by itself looks damaged.
+            between_frames = [packet.pos for packet in container.demux(video=0) if packet.size][40]
+        for size in (source.stat().st_size * 2 // 3, between_frames):
+            cut.write_bytes(source.read_bytes()[:size])
+            with pytest.raises(VideoDecodeError, match=r"cut\.mp4 \(.*\)"):
+                VideoReader(cut, backend)
 
     def test_damaged_frame_is_an_error(self, tmp_path: Path) -> None:
         with VideoWriter(tmp_path / "a.mp4", fps=12) as writer:
@@ -169,9 +193,7 @@ class TestReader:
         with pytest.raises(VidgenError, match="did you mean 'decord'"):
             VideoReader(plain_clip, "decrod")
 
-    def test_uninstalled_backend_says_what_to_install(
-        self, plain_clip: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_uninstalled_backend_says_what_to_install(self, plain_clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "decord", None)
         assert "decord2" in usable_backends()["decord"]
         with pytest.raises(VidgenError, match="install decord2"):
@@ -179,29 +201,34 @@ class TestReader:
         assert VideoReader(plain_clip, "auto").backend == "pyav"
 
     @pytest.mark.parametrize("backend", BACKENDS)
-    def test_memory_stays_flat_while_reading(self, tmp_path: Path, backend: str) -> None:
-        with VideoWriter(tmp_path / "long.mp4", fps=12, scale=4) as writer:
-            for start in range(0, 240, 24):
-                writer.append(barcode_frames(start, start + 24))
-        process, frame_bytes = psutil.Process(), HEIGHT * WIDTH * 3 * 16
-        reader = VideoReader(tmp_path / "long.mp4", backend)
-        sizes = [process.memory_info().rss for _ in reader.iterate()]
-        # The whole video is 82 MB.
-        assert sizes[-1] - sizes[80] < 20 * frame_bytes
+    def test_memory_stays_flat_while_reading(self, large_clip: Path, backend: str) -> None:
+        process = psutil.Process()
+        reader = VideoReader(large_clip, backend)
+        sizes = [process.memory_info().rss for _ in range(6) for _ in reader.iterate()]
+        # 5 x 132 MB of frames go by after the first pass; decord's buffer grows once by up to 45 MB, at any time.
+        assert max(sizes[96:]) - sizes[96] < 80e6
 
     def test_reader_can_be_sent_to_a_worker(self, plain_clip: Path) -> None:
         reader = VideoReader(plain_clip)
         assert numbers(pickle.loads(pickle.dumps(reader))[30:33]) == [30, 31, 32]
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-    def test_forked_worker_does_not_disturb_its_parent(self, plain_clip: Path) -> None:
-        reader = VideoReader(plain_clip)
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_forked_worker_does_not_disturb_its_parent(self, plain_clip: Path, backend: str) -> None:
+        reader = VideoReader(plain_clip, backend)
         reader[0]
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if numbers(reader[40:75]) == list(range(40, 75)) else 1)
+        child = multiprocessing.get_context("fork").Process(target=_check_frames, args=(reader, 40, 75))
+        child.start()
         assert numbers(reader[1:60]) == list(range(1, 60))
-        assert os.waitpid(child, 0)[1] == 0
+        child.join(timeout=30)
+        child.kill()
+        child.join()
+        assert child.exitcode == 0
+
+
+def _check_frames(reader: VideoReader, start: int, stop: int) -> None:
+    assert numbers(reader[start:stop]) == list(range(start, stop))
 
 
 class TestWriter:
@@ -232,17 +259,14 @@ class TestWriter:
         assert sorted(file.name for file in tmp_path.iterdir()) == ["video.mp4"]
 
     def test_resumed_file_equals_the_uninterrupted_one(self, tmp_path: Path) -> None:
-        for name, stops in (("whole.mp4", [None]), ("resumed.mp4", [24, None])):
-            position = 0
-            for stop in stops:
-                writer = VideoWriter(tmp_path / name, 12, resume_frames=position)
-                for position in range(position, stop or 48, 12):
-                    writer.append(barcode_frames(position, position + 12))
-                position += 12
-                if stop is None:
-                    writer.close()
-                else:
+        for name, runs in (("whole.mp4", [(0, 48)]), ("resumed.mp4", [(0, 24), (24, 48)])):
+            for first, last in runs:
+                writer = VideoWriter(tmp_path / name, 12, resume_frames=first)
+                for start in range(first, last, 12):
+                    writer.append(barcode_frames(start, start + 12))
+                if last < 48:
                     writer.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+            writer.close()
         assert (tmp_path / "whole.mp4").read_bytes() == (tmp_path / "resumed.mp4").read_bytes()
 
     def test_killed_run_leaves_a_playable_file_with_all_that_was_appended(self, tmp_path: Path) -> None:
@@ -380,11 +404,9 @@ class TestWriter:
             writer.append(barcode_frames(6, 12))
         assert numbers(VideoReader(tmp_path / "a.mp4")[:]) == list(range(12))
 
-    def test_unusable_folders_are_named_before_any_work(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unusable_folders_are_named_before_any_work(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").touch()
-        with pytest.raises(VideoWriteError, match="cannot write in .*file"):
+        with pytest.raises(VideoWriteError, match=r"cannot write in .*file"):
             VideoWriter(tmp_path / "file" / "a.mp4", fps=12)
         (tmp_path / "folder.mp4").mkdir()
         with pytest.raises(VideoWriteError, match="is a folder"):
@@ -418,7 +440,7 @@ class TestWriter:
         writer.append(barcode_frames(0, 12))
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fail)
-            with pytest.raises(VideoWriteError, match="No space left.*12 frames are safe.*resume_frames=12"):
+            with pytest.raises(VideoWriteError, match=r"No space left.*12 frames are safe.*resume_frames=12"):
                 writer.append(barcode_frames(12, 24))
         assert numbers(VideoReader(writer.partial_path)[:]) == list(range(12))
         writer.append(barcode_frames(12, 18))

@@ -23,7 +23,6 @@ from vidgen.memory import (
 )
 from vidgen.memory.kv_memory import KV_DTYPES
 
-
 LAYERS, TOKENS, HEADS, DIM = 2, 2, 1, 4
 TRANSFORMER = {"num_layers": LAYERS, "num_attention_heads": HEADS, "attention_head_dim": DIM}
 
@@ -164,7 +163,7 @@ def test_absolute_positions_follow_frames_and_bounded_ones_slots(name):
 def test_a_larger_chunk_than_the_memory_was_made_for_is_refused():
     memory = fill(make_memory("full", num_frames_per_block=2), [2])
     assert memory.read(0, 1, unrotated) is not None
-    with pytest.raises(MemoryConfigError, match="chunk of 3 .* num_frames_per_block=3"):
+    with pytest.raises(MemoryConfigError, match=r"chunk of 3 .* num_frames_per_block=3"):
         memory.read(0, 3, unrotated)
 
 
@@ -246,15 +245,26 @@ def test_a_clone_and_its_original_go_separate_ways(name, options):
     before = {key: tensor.clone() for key, tensor in memory.state_dict().items()}
     twin = memory.clone()
     assert type(twin) is type(memory)
+    newest = torch.tensor([memory.num_frames - 1])
+    twin.recache(numbered(100, 1), newest)
+    memory.clone().keep(newest)
+    twin.read(0, 3, unrotated)
     fill(twin, [3, 3])
-    twin.recache(numbered(100, 1), torch.tensor([twin.num_frames - 1]))
-    twin.keep(torch.tensor([twin.num_frames - 1]))
     assert all(torch.equal(tensor, memory.state_dict()[key]) for key, tensor in before.items())
     check_content(memory)
     twin = memory.clone()
     memory.reset()
     assert memory.num_slots == 0 and twin.num_frames == 12
     check_content(twin)
+
+
+def test_a_part_of_a_larger_forward_can_be_committed_and_saved(tmp_path):
+    memory = make_memory("full")
+    memory.commit([(key[:, 3:6], value[:, 3:6]) for key, value in numbered(-3, 9, batch_size=2)])
+    save_file(memory.state_dict(), tmp_path / "memory.safetensors")
+    again = make_memory("full")
+    again.load_state_dict(load_file(tmp_path / "memory.safetensors"))
+    check_content(again)
 
 
 def test_reset_forgets_the_batch_size_too():

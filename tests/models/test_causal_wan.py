@@ -1,4 +1,4 @@
-"""What would be wrong: another network than Wan, a leak from the future, or chunks that differ from the whole video."""
+"""What would be wrong: another network than Wan, a leak from the future, chunks that differ from the whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from vidgen.models.causal_wan import (
     block_causal_mask,
     block_causal_mask_mod,
 )
-
 
 CONFIG = {
     "num_attention_heads": 2,
@@ -307,7 +306,9 @@ def test_rotation_keeps_norms_and_depends_on_the_distance_only():
         return apply_rotary_emb(tensor, model.rotary_embedding(torch.tensor([[position]]), 1, 1))
 
     torch.testing.assert_close(rotated(query, 9).norm(), query.norm())
-    torch.testing.assert_close((rotated(query, 9) * rotated(key, 4)).sum(), (rotated(query, 5) * rotated(key, 0)).sum())
+    torch.testing.assert_close(
+        (rotated(query, 9) * rotated(key, 4)).sum(), (rotated(query, 5) * rotated(key, 0)).sum()
+    )
 
 
 def test_absolute_positions_are_frame_numbers_and_bounded_ones_are_slots(model):
@@ -410,6 +411,7 @@ def test_commit_cuts_the_graph_and_earlier_graphs_stay_valid():
     memory = make_memory("full")
     first = model(latents[:, :, :3], timestep[:, :3], text, kv_memory=memory, return_key_values=True)
     memory.commit(first.key_values)
+    assert not any(tensor.requires_grad for tensor in memory.state_dict().values())
     second = model(latents[:, :, 3:], timestep[:, 3:], text, kv_memory=memory, return_key_values=True)
     memory.commit(second.key_values)
     assert not any(tensor.requires_grad for tensor in memory.state_dict().values())

@@ -368,7 +368,7 @@ def test_three_hours_need_a_bounded_memory(make_pipeline):
     with pytest.raises(GenerationError, match=r"rotary table has 64, enough for 21 s.*slow_fast"):
         pipe.session(DAWN, seconds=three_hours, memory="full")
 
-    pipe.transformer.config["rope_max_seq_len"] = 10**6
+    pipe.transformer.register_to_config(rope_max_seq_len=10**6)
     with pytest.raises(GenerationError, match=r"estimated [\d,]+ bytes.*limit is 20 MB.*memory='slow_fast'") as caught:
         pipe.session(DAWN, seconds=three_hours, memory="full", max_memory_gb=0.02)
     assert str(caught.value).count("(") >= 4  # three remedies, each with its bytes
@@ -393,10 +393,16 @@ def test_the_estimate_covers_what_a_session_really_holds(pipe):
     config = SlowFastMemoryConfig(sink=3, slow=3, fast=6)
     session = pipe.session([DAWN, NIGHT], memory=config, generator=seeded())
     budget = estimate_budget(pipe, session.memory, session.settings, 2)
+    held = []
+
+    def measure(session, index, frames):
+        held.append(session.memory.nbytes + sum(state.memory.nbytes for state in session._history))
+
+    session.callback_on_chunk_end = measure
     for _ in range(6):
         session.step()
-    held = session.memory.nbytes + sum(state.memory.nbytes for state in session._history)
-    assert 0.7 * budget.key_values <= held <= budget.key_values
+    # The peak is inside the commit, when the old chunk's tensors are still there.
+    assert budget.key_values / 2 <= held[-1] <= budget.key_values
     assert session._state.decoder.nbytes == budget.decoder
 
 

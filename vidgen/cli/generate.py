@@ -113,7 +113,8 @@ def generate(
     _print_budget(session)
 
     again = ["vidgen", "generate", "--resume", f"{output}{SESSION_SUFFIX}", "-o", str(output)]
-    for option, value in {"--model": model, "--scale": scale, "--dtype": dtype, "--attention": attention}.items():
+    same = {"--model": model, "--scale": scale, "--device": device, "--dtype": dtype, "--attention": attention}
+    for option, value in same.items():
         again += [option, str(value)] if value is not None else []
     reporter = _Reporter(session, stream=stream and not to_stdout)
     with _stop_on_signal(session) as stop, reporter:
@@ -214,7 +215,7 @@ def _load_pipeline(
     from vidgen.runtime.device import select_device, select_dtype, set_threads
 
     folder = str(find_asset()) if model is None else model
-    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", folder) is not None and not Path(folder).exists()
+    on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", folder) is not None and not Path(folder).exists()
     if not on_hub and not Path(folder, "model_index.json").is_file():
         what = "a pipeline folder: it has no model_index.json" if Path(folder).is_dir() else "a folder"
         raise typer.BadParameter(f"--model {folder} is not {what}")
@@ -233,7 +234,7 @@ def _load_pipeline(
     disable_progress_bar()
     disable_transformers_progress_bar()
     try:
-        pipe = ContextForcingPipeline.from_pretrained(folder, torch_dtype=torch_dtype)
+        pipe = ContextForcingPipeline.from_pretrained(folder, dtype=torch_dtype)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         # diffusers and transformers report damaged folders in many ways.
         reason = str(error).strip().split("\n")[0] or type(error).__name__

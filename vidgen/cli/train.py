@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-# Recipe -> "module:function"; each function takes (config source, list of key=value overrides).
+# Recipe -> the function "module:name", which takes (config, list of key=value), and the config it uses unless told.
 RECIPES = {
-    "landscape_vae": "vidgen.forcing.recipes:train_vae",
-    "landscape_text_encoder": "vidgen.forcing.recipes:train_text_encoder",
-    "landscape_latents": "vidgen.forcing.recipes:encode_latents",
-    "landscape_diffusion": "vidgen.forcing.recipes:train_diffusion",
-    "landscape_student": "vidgen.forcing.recipes:train_student",
+    "landscape_vae": ("vidgen.recipes.landscape:train_vae", "landscape/tiny_vae"),
+    "landscape_text_encoder": ("vidgen.recipes.landscape:train_text_encoder", "landscape/tiny_text_encoder"),
+    "landscape_latents": ("vidgen.recipes.landscape:encode_latents", "landscape/tiny_latents"),
+    "landscape_diffusion": ("vidgen.recipes.landscape:train_diffusion", "landscape/tiny_diffusion"),
+    "landscape_student": ("vidgen.recipes.landscape:train_student", "landscape/tiny_student"),
+    "landscape_assemble": ("vidgen.recipes.landscape:assemble", "landscape/tiny_assemble"),
 }
 
 
@@ -25,7 +26,7 @@ def train(
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="A YAML file or the name of a packaged one. Default: the tiny one."),
+        typer.Option(metavar="NAME|FILE", help="A YAML file, or the name of a packaged one. Default: the tiny one."),
     ] = None,
 ) -> None:
     """Train a part of the embedded model. A run that was stopped goes on where it was.
@@ -39,5 +40,7 @@ def train(
     for override in overrides or ():
         if "=" not in override:
             raise typer.BadParameter(f"{override!r} is not KEY=VALUE, such as train.max_steps=100")
-    module, _, function = RECIPES[recipe].partition(":")
-    getattr(importlib.import_module(module), function)(config, list(overrides or ()))
+    target, default_config = RECIPES[recipe]
+    module, _, function = target.partition(":")
+    result = getattr(importlib.import_module(module), function)(config or default_config, list(overrides or ()))
+    print(result)

@@ -1,8 +1,8 @@
 """Frame-exact video reading with one interface over PyAV (the default) and the decord API.
 
-Frame i is the i-th frame in presentation order, whatever the order of decoding, the key frame spacing or the frame rate.
-Nothing is guessed: an index outside the file, a damaged file and a missing frame are errors. Memory stays flat while
-reading, because nothing but the frames asked for is kept.
+Frame i is the i-th frame in presentation order, whatever the order of decoding, the key frame spacing or the frame
+rate. Nothing is guessed: an index outside the file, a damaged file and a missing frame are errors. Memory stays flat
+while reading, because nothing but the frames asked for is kept.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import operator
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -164,6 +165,7 @@ class VideoReader:
 
     def _open(self) -> None:
         self._backend: _Backend = _BACKENDS[self.backend](self.path, self._index)
+        _open_backends.add(self._backend)
         self._process = os.getpid()
 
     def _out_of_range(self, index: int) -> str:
@@ -196,28 +198,32 @@ class _Index:
 
     def _scan(self, path: Path, container: av.container.InputContainer, stream: av.VideoStream) -> None:
         self.codec = stream.codec_context.name
-        frames, keys, incomplete = [], [], 0
+        frames, keys, num_packets, incomplete = [], [], 0, 0
         self.has_open_groups = False
         for packet in container.demux(stream):
             if packet.size == 0:  # the demuxer's end mark
                 continue
+            num_packets += 1
             if packet.is_corrupt:
                 incomplete += 1
             elif not packet.is_discard:
                 timestamp = packet.dts if packet.pts is None else packet.pts
                 if timestamp is None:
                     raise VideoDecodeError(
-                        f"cannot index {path} ({self.codec}): its frames carry no times; rewrap it, for example as mp4."
+                        f"cannot index {path} ({self.codec}): its frames carry no times; rewrap it as mp4."
                     )
                 frames.append(timestamp)
                 if packet.is_keyframe:
                     keys.append((timestamp, timestamp if packet.dts is None else packet.dts))
                 elif keys and timestamp < keys[-1][0]:
                     self.has_open_groups = True
-        # A fragmented file declares no length, so that a killed recording is whole up to its last complete frame.
-        if stream.frames and (incomplete or len(frames) == 0):
+        # A fragmented file declares no length: a killed recording is whole up to its last complete frame. An mp4's own
+        # count is exact, that of other containers is a hint.
+        missing = num_packets < stream.frames and "mp4" in container.format.name
+        if missing or (stream.frames and incomplete):
             raise VideoDecodeError(
-                f"cannot read {path} ({self.codec}): it is cut short, {len(frames)} of {stream.frames} frames are there."
+                f"cannot read {path} ({self.codec}): it is cut short, "
+                f"{num_packets - incomplete} of {stream.frames} frames are there."
             )
         if not frames or not keys:
             raise VideoDecodeError(f"cannot read {path} ({self.codec}): it holds no complete frame.")
@@ -325,6 +331,20 @@ class _DecordBackend:
 
 
 _BACKENDS: dict[str, type[_Backend]] = {"pyav": _PyAVBackend, "decord": _DecordBackend}
+
+
+# Decoders own threads, which a forked process does not get: freeing an inherited decoder there waits for them forever.
+# So a child keeps what it inherits, and its readers open the file anew.
+_open_backends: weakref.WeakSet[_Backend] = weakref.WeakSet()
+_inherited_backends: list[_Backend] = []
+
+
+def _keep_inherited_backends() -> None:
+    _inherited_backends.extend(_open_backends)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_inherited_backends)
 
 
 def usable_backends() -> dict[str, str | None]:

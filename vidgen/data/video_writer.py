@@ -63,8 +63,8 @@ _LIMITED_RANGE = 1
 class VideoWriter:
     """Writes an mp4 file piece by piece; it appears under its name when `close` finds it whole.
 
-    As a context manager it publishes the file when the block ends normally. If the block raises, the partial file stays
-    and can be played, or continued with `resume_frames`.
+    As a context manager it publishes the file when the block ends normally. If the block raises, the partial file
+    stays and can be played, or continued with `resume_frames`.
 
     Args:
         path: Name of the finished file, ending in `.mp4`. An existing file is replaced at the end, not before.
@@ -79,7 +79,7 @@ class VideoWriter:
 
     Raises:
         VideoWriteError: If a setting is out of range, the folder cannot be written, the disk is full, another run is
-            writing the same file, or there is nothing fitting to resume. All of this is found before any frame is made.
+            writing the same file, or there is nothing fitting to resume; all found before any frame is made.
 
     Example:
         ```py
@@ -236,8 +236,8 @@ class VideoWriter:
             if size < 1 or (size * self.scale) % 2:
                 nearest = size + 1 if size > 0 else 2
                 raise VideoWriteError(
-                    f"{name}={size} at scale={self.scale} is odd; video stores color at half resolution and needs even "
-                    f"sizes: use {name}={nearest}" + (f" or scale={self.scale + 1}." if size > 0 else ".")
+                    f"{name}={size} at scale={self.scale} is odd; video stores color at half resolution and needs "
+                    f"even sizes: use {name}={nearest}" + (f" or scale={self.scale + 1}." if size > 0 else ".")
                 )
         self._size = (int(height), int(width))
 
@@ -312,10 +312,11 @@ class VideoWriter:
         # The header holds codec, size, time base and the decoder's parameter sets: if a new encoder writes the same
         # bytes, fragments of old and new decode alike.
         self._file.seek(0)
-        if self._size is None or self._file.read(end).find(self._encode(None)[0]) != 0:
+        header = None if self._size is None else self._encode(None)[0]
+        if header is None or self._file.read(len(header)) != header:
             raise VideoWriteError(
-                f"{self.partial_path} was made with other settings (codec, size, fps, crf or scale) or another version "
-                "of the encoder; resume with the settings of the first run, or start anew with resume_frames=0."
+                f"{self.partial_path} was made with other settings (codec, size, fps, crf or scale) or by another "
+                "version of the encoder; resume with the settings of the first run, or use resume_frames=0."
             )
         self._file.truncate(end)
         self._num_frames = resume_frames
@@ -343,6 +344,8 @@ class VideoWriter:
                 context.time_base = 1 / self.fps
                 context.colorspace = context.color_primaries = context.color_trc = _SMPTE170M
                 context.color_range = _LIMITED_RANGE
+                # Settings that the stream itself does not tell, for a resumed run to compare.
+                container.metadata["comment"] = f"vidgen scale={self.scale} crf={self.crf}"
                 container.start_encoding()
                 for packet in () if frames is None else self._packets(stream, frames):
                     packet.duration = 1  # libvpx leaves it out
@@ -353,7 +356,8 @@ class VideoWriter:
                 f"{float(self.fps):g} frames per second: {error}."
             ) from error
         data = buffer.getvalue()
-        header_end = next((box.start for box in _iterate_boxes(buffer, 0, len(data)) if box.kind == b"moof"), len(data))
+        fragments = (box.start for box in _iterate_boxes(buffer, 0, len(data)) if box.kind == b"moof")
+        header_end = next(fragments, len(data))
         return data[:header_end], data[header_end:]
 
     def _packets(self, stream: av.VideoStream, frames: np.ndarray) -> Iterator[av.Packet]:

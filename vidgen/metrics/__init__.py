@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from vidgen.metrics.drift import ChannelDrift, channel_drift
 from vidgen.metrics.recall import Revisit, aligned_psnr, score_revisits, summarize_revisits
-from vidgen.metrics.scene_classifier import SCENE_ATTRIBUTES, SceneClassifier
-
+from vidgen.metrics.scene_classifier import SCENE_ATTRIBUTES, SceneClassifier, score_attributes
 
 __all__ = [
     "SCENE_ATTRIBUTES",
@@ -14,6 +13,7 @@ __all__ = [
     "SceneClassifier",
     "aligned_psnr",
     "channel_drift",
+    "score_attributes",
     "score_revisits",
     "summarize_revisits",
 ]

@@ -1,9 +1,9 @@
 """Does a place look the same when the camera comes back to it?
 
-The camera pans one way, turns, and pans back. A frame shown `d` seconds before the turn and the one shown `d` seconds after
-it look at the same place. How alike two pictures of one place must be is no absolute number: sky and ground of any video of
-the same prompt agree to some degree. So every frame is also compared, by the same search, with other videos of the same
-prompt, and only what exceeds that counts as memory.
+The camera pans one way, turns, and pans back. A frame shown `d` seconds before the turn and the one shown `d` seconds
+after it look at the same place. How alike two pictures of one place must be is no absolute number: sky and ground of
+any video of the same prompt agree to some degree. So every frame is also compared, by the same search, with other
+videos of the same prompt, and only what exceeds that counts as memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def aligned_psnr(frame: np.ndarray, candidates: np.ndarray, max_shift: int = 4, 
         frame: uint8 `(height, width, 3)`.
         candidates: uint8 `(n, height, width, 3)`.
         max_shift: pixels that a candidate may lie left or right of the frame; the strip without overlap is left out.
-        trim: share of pixels with the largest errors that is left out: what moves by itself (a bird, a raindrop) is not
-            part of the place.
+        trim: share of pixels with the largest errors that is left out: what moves by itself (a bird, a raindrop) is
+            not part of the place.
 
     Returns:
         dB, at most 60.
@@ -83,8 +83,8 @@ def score_revisits(
         fps: frames per second.
         turn: second at which the camera stands still to turn.
         distances: seconds before and after the turn at which to compare.
-        slack: seconds by which the second sight may come early or late, because a generated camera keeps its speed only
-            roughly; every second frame within it is tried.
+        slack: seconds by which the second sight may come early or late, because a generated camera keeps its speed
+            only roughly; every second frame within it is tried.
 
     Raises:
         VidgenError: when a distance reaches beyond either end of the video, or no other video is given.
@@ -96,8 +96,8 @@ def score_revisits(
         first, second = round((turn - distance) * fps), round((turn + distance) * fps)
         if first < 0 or second >= len(video):
             raise VidgenError(
-                f"A distance of {distance:g} s around the turn at {turn:g} s leaves the video of {len(video) / fps:g} s; "
-                f"use at most {min(turn, (len(video) - 1) / fps - turn):g} s."
+                f"A distance of {distance:g} s around the turn at {turn:g} s leaves the video of "
+                f"{len(video) / fps:g} s; use at most {min(turn, (len(video) - 1) / fps - turn):g} s."
             )
         reach = round(slack * fps)
         # Never back to the turn itself, where any video agrees with what it has just shown.
@@ -111,8 +111,8 @@ def summarize_revisits(revisits: Sequence[Revisit]) -> dict[str, float]:
     """Means over revisits.
 
     Returns:
-        `psnr` and `chance` in dB, `gain` = their difference, and `recall`: how often the own past is a better match than
-        another video's; 0.5 is chance, 1 perfect.
+        `psnr` and `chance` in dB, `gain` = their difference, and `recall`: how often the own past is a better match
+        than another video's; 0.5 is chance, 1 perfect.
     """
     psnr = float(np.mean([revisit.psnr for revisit in revisits]))
     chance = float(np.mean([np.mean(revisit.chance) for revisit in revisits]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ import torch.nn.functional as F
 from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
 from vidgen.runtime.errors import VidgenError
 from vidgen.worlds.landscape import BIOMES, TIMES, TRAVELLERS, WEATHERS
-
 
 SCENE_ATTRIBUTES = {"biome": BIOMES, "time_of_day": TIMES, "weather": WEATHERS, "traveller": TRAVELLERS}
 
@@ -111,3 +111,26 @@ class SceneClassifier(nn.Module):
 def to_classifier_pixels(frames: torch.Tensor) -> torch.Tensor:
     """uint8 `(batch, frames, height, width, 3)` to float `(batch, frames, 3, height, width)` in [-1, 1]."""
     return frames.permute(0, 1, 4, 2, 3).float() / 127.5 - 1
+
+
+def score_attributes(truths: Sequence[dict[str, str]], readings: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Compare what videos should show with what was read from them.
+
+    Returns:
+        By attribute: `accuracy`, its 95 % bootstrap `interval` over videos, and the `confusion` counts, whose rows
+        are the true and whose columns the read `values`.
+    """
+    scores = {}
+    for name, values in SCENE_ATTRIBUTES.items():
+        hits = np.array([truth[name] == reading[name] for truth, reading in zip(truths, readings, strict=True)])
+        resampled = np.random.default_rng(0).choice(hits, size=(2000, len(hits))).mean(axis=1)
+        confusion = np.zeros((len(values), len(values)), dtype=int)
+        for truth, reading in zip(truths, readings, strict=True):
+            confusion[values.index(truth[name]), values.index(reading[name])] += 1
+        scores[name] = {
+            "accuracy": float(hits.mean()),
+            "interval": np.quantile(resampled, (0.025, 0.975)).tolist(),
+            "values": list(values),
+            "confusion": confusion.tolist(),
+        }
+    return scores

@@ -2,9 +2,9 @@
 
 `AutoencoderKLWan` is causal in time: each of its 3D convolutions needs only the last two frames of its input. One-shot
 `vae.encode` / `vae.decode` keep those frames in the module while they loop over time, and forget them at the end. Here
-the same loop is cut anywhere: the feature maps live in a list owned by the stream, so a video of any length is coded in
-constant memory, several streams share one VAE, and a stream can be cloned, saved and restored. On CPU the frames equal
-those of the one-shot calls bit for bit.
+the same loop is cut anywhere: the feature maps live in a list owned by the stream, so a video of any length is coded
+in constant memory, several streams share one VAE, and a stream can be cloned, saved and restored. On CPU the results
+equal those of the one-shot calls bit for bit.
 
 Time is counted as in the VAE: the first latent frame stands for one frame, every later one for four.
 """
@@ -23,7 +23,8 @@ from vidgen.runtime.errors import CheckpointError, VidgenError
 # `AutoencoderKLWan` encodes one frame, then groups of four, whatever its temporal compression.
 FRAMES_PER_GROUP = 4
 
-# What an entry of the feature cache is, as saved. diffusers marks a temporal upsampler that has seen one frame by a string.
+# What an entry of the feature cache is, as saved. diffusers marks a temporal upsampler that has seen one frame by a
+# string.
 _EMPTY, _MARKER, _TENSOR = 0, 1, 2
 _UPSAMPLER_MARKER = "Rep"
 
@@ -100,7 +101,9 @@ class _VAEStream:
         expected = {f"feature_cache.{index}" for index, kind in enumerate(kinds) if kind == _TENSOR}
         if state_dict.keys() != expected:
             missing, unknown = sorted(expected - state_dict.keys()), sorted(state_dict.keys() - expected)
-            raise CheckpointError(f"{type(self).__name__} state: missing entries {missing}, unknown entries {unknown}.")
+            raise CheckpointError(
+                f"{type(self).__name__} state: missing entries {missing}, unknown entries {unknown}."
+            )
         if len(kinds) != len(self._feature_cache):
             raise CheckpointError(
                 f"{type(self).__name__} state has {len(kinds)} cache entries, this VAE needs "
@@ -177,7 +180,9 @@ class _VAEStream:
 
     def _check_tiling(self, height: int, width: int) -> None:
         # Tiles overlap and are blended: ignoring the setting would silently give other frames.
-        if self.vae.use_tiling and (height > self.vae.tile_sample_min_height or width > self.vae.tile_sample_min_width):
+        if self.vae.use_tiling and (
+            height > self.vae.tile_sample_min_height or width > self.vae.tile_sample_min_width
+        ):
             raise VidgenError(
                 f"Tiling is enabled on the VAE and frames of {height}x{width} exceed one tile; streaming codes whole "
                 "frames, so call vae.disable_tiling()."
@@ -219,8 +224,8 @@ class StreamingVAEDecoder(_VAEStream):
                 `latents_mean` and `latents_std` as the transformer sees them.
 
         Returns:
-            Frames (batch, channels, frames, height, width) in [-1, 1], in the VAE's data type: one for the first latent
-            frame of a stream, four for each later one.
+            Frames (batch, channels, frames, height, width) in [-1, 1], in the VAE's data type: one for the first
+            latent frame of a stream, four for each later one.
 
         Raises:
             VidgenError: If the shape does not continue the stream, or a latent frame holds NaN or infinity.
@@ -276,12 +281,12 @@ class StreamingVAEEncoder(_VAEStream):
                 the VAE's spatial compression ratio.
 
         Returns:
-            Latents (batch, z_dim, latent frames, latent height, latent width), normalized by the VAE's `latents_mean` and
-            `latents_std`, in the VAE's data type.
+            Latents (batch, z_dim, latent frames, latent height, latent width), normalized by the VAE's `latents_mean`
+            and `latents_std`, in the VAE's data type.
 
         Raises:
-            VidgenError: If the shape does not continue the stream, the frames do not fill whole groups, or a frame holds
-                NaN or infinity.
+            VidgenError: If the shape does not continue the stream, the frames do not fill whole groups, or a frame
+                holds NaN or infinity.
         """
         config = self.vae.config
         patch_size = config.patch_size or 1

@@ -25,7 +25,7 @@ class GenerationBudget:
 
     Attributes:
         weights: models on the device.
-        key_values: the full memory, its rotated copy, and the second copy that a commit or `undo` needs.
+        key_values: the full memory, its rotated copy, and the further copies that a commit and `undo` need.
         decoder: feature maps of the streaming VAE decoder.
     """
 
@@ -50,9 +50,9 @@ def _key_value_bytes(
     stride = pipe.vae_scale_factor_spatial
     tokens_per_frame = pipe.transformer.tokens_per_frame(settings.height // stride, settings.width // stride)
     full = memory.estimate_nbytes(pipe.transformer.config, tokens_per_frame, rows, dtype or pipe.transformer.dtype)
-    # `full` counts keys, values and rotated keys as thirds. While a commit builds the new keys and values the old ones
-    # still exist; an undo step keeps all three.
-    return full * max(5, 3 * (1 + settings.undo_depth)) // 3
+    # `full` counts keys, values and rotated keys as thirds. While a commit builds new keys and values, the old ones
+    # with their rotated copy and those of every undo step still exist.
+    return full * (5 + 2 * settings.undo_depth) // 3
 
 
 def estimate_budget(
@@ -90,8 +90,8 @@ def describe_remedies(
     ) -> None:
         remedies.append((advice, _key_value_bytes(pipe, memory, settings, batch_size, dtype)))
 
-    if settings.undo_depth > 1:
-        add("undo_depth=1", settings=dataclasses.replace(settings, undo_depth=1))
+    if settings.undo_depth > 0:
+        add("undo_depth=0", settings=dataclasses.replace(settings, undo_depth=0))
     if batch_size > 1:
         add("generate the samples one by one", batch_size=1)
     bounded = make_memory("slow_fast", memory.num_frames_per_block)

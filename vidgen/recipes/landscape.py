@@ -7,6 +7,7 @@ Five steps, each a function of (config, overrides) that resumes where it stopped
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,8 @@ class VAERecipe:
         num_scenes: scenes rendered for training.
         clips_per_scene: short clips cut from each.
         clip_frames: frames of a clip, 4 n + 1.
+        crop: frames (4 n + 1), height and width of the crops that most batches are made of.
+        crop_probability: share of such batches.
     """
 
     train: TrainConfig
@@ -88,20 +91,40 @@ class VAERecipe:
     method: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     num_scenes: int = 240
     clips_per_scene: int = 16
-    clip_frames: int = 5
+    clip_frames: int = 9
+    crop: tuple[int, int, int] = (5, 32, 48)
+    crop_probability: float = 0.8
 
 
-class Clips(torch.utils.data.Dataset):
-    """uint8 clips `(frames, height, width, 3)` in memory."""
+class ClipBatches:
+    """Batches of clips as `fit` asks for them: mostly many small crops, sometimes few whole, longer clips.
 
-    def __init__(self, clips: np.ndarray) -> None:
-        self.clips = clips
+    A convolution learns as much from a crop; the whole clips teach the attention of the middle block and the steady
+    state of the causal caches.
 
-    def __len__(self) -> int:
-        return len(self.clips)
+    Args:
+        clips: uint8 `(clips, frames, height, width, 3)`.
+        crop: frames, height and width of the small ones.
+        crop_probability: share of batches made of crops.
+        seed: fixes the draws.
+    """
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"frames": torch.from_numpy(self.clips[index])}
+    def __init__(self, clips: np.ndarray, crop: tuple[int, int, int], crop_probability: float, seed: int) -> None:
+        self.clips, self.crop, self.crop_probability, self.seed = clips, crop, crop_probability, seed
+
+    def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
+        random = np.random.default_rng(derive_seed(self.seed, step, rank))
+        size = self.clips.shape[1:4]
+        if random.random() < self.crop_probability:
+            size = self.crop
+        else:
+            batch_size = max(1, batch_size * math.prod(self.crop) // math.prod(size))
+        clips = []
+        for index in random.integers(len(self.clips), size=batch_size):
+            _, top, left = (int(random.integers(full - part + 1)) for full, part in zip(self.clips.shape[1:4], size, strict=True))
+            clip = self.clips[index, : size[0], top : top + size[1], left : left + size[2]]
+            clips.append(clip[:, :, ::-1] if random.random() < 0.5 else clip)
+        return {"frames": torch.from_numpy(np.stack(clips))}
 
 
 def render_clips(world: LandscapeWorld, first_scene: int, num_scenes: int, per_scene: int, frames: int) -> np.ndarray:
@@ -125,7 +148,7 @@ def train_vae(source: str | None, overrides: list[str]) -> TrainResult:
     torch.manual_seed(config.train.seed)  # diffusers and transformers draw initial weights from the global generator
     vae = AutoencoderKLWan(**config.model)
     method = AutoencoderMethod(vae, config.method, torch.from_numpy(validation))
-    return fit(method, Clips(clips), config.train)
+    return fit(method, ClipBatches(clips, config.crop, config.crop_probability, config.train.seed), config.train)
 
 
 # --- 2. text encoder ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from .state import TrainState
 def prepare_folder(output_dir: Path, config: TrainConfig, step: int) -> None:
     """Describes the run, removes what a killed run left half-written, and cuts `metrics.jsonl` back to `step`."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    for leftover in output_dir.glob(".*.tmp"):
+    for leftover in [*output_dir.glob(".step_*.tmp"), *output_dir.glob(".weights.*.tmp")]:
         shutil.rmtree(leftover)
     with atomic_write(output_dir / "config.yaml") as path:
         path.write_text(to_yaml(config))

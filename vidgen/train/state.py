@@ -261,5 +261,5 @@ class TrainState:
     @staticmethod
     def _other_optimizer(path: Path, parameter: str) -> CheckpointError:
         return CheckpointError(
-            f"{path} holds the state of another optimizer of {parameter!r}; was its kind changed, or what is trainable?"
+            f"{path} holds another optimizer's state of {parameter!r}; was its kind changed, or what is trainable?"
         )
