@@ -57,12 +57,14 @@ class WorldConfig:
 
 
 def _scene(world: LandscapeWorld, index: int, seconds: float) -> LandscapeScene:
-    """Scene `index`, its attributes cycling through all combinations so that even a small set holds every value."""
-    values = np.unravel_index(
-        (index * 7919) % np.prod([len(names) for names in ATTRIBUTES.values()]),
-        [len(names) for names in ATTRIBUTES.values()],
-    )
-    attributes = {name: names[value] for (name, names), value in zip(ATTRIBUTES.items(), values, strict=True)}
+    """Scene `index`; attributes cycle through all combinations, so that even a small set holds every value."""
+    attributes = {}
+    remaining = index
+    for name in ("biome", "time_of_day", "weather"):
+        remaining, value = divmod(remaining, len(ATTRIBUTES[name]))
+        attributes[name] = ATTRIBUTES[name][value]
+    # 5 travellers and 6 * 4 * 4 other combinations share no factor.
+    attributes["traveller"] = TRAVELLERS[index % len(TRAVELLERS)]
     return world.scene(seed=index, seconds=seconds, **attributes)
 
 
