@@ -1,13 +1,12 @@
 """Causal transformer by diffusion forcing of the embedded model, on LandscapeWorld (45 minutes on 2 cores).
 
-    accelerate launch training/landscape_diffusion.py --config configs/landscape/tiny_diffusion.yaml [train.max_minutes=1 ...]
+    accelerate launch training/landscape_diffusion.py --config configs/landscape/tiny_diffusion.yaml [KEY=VALUE ...]
 
 Run it again to resume. Two CPU processes: torchrun --nproc_per_node 2 with the same arguments.
 """
 
 from vidgen.recipes.command_line import main
 from vidgen.recipes.landscape import train_diffusion
-
 
 if __name__ == "__main__":
     main(train_diffusion, default_config="landscape/tiny_diffusion")

@@ -8,6 +8,5 @@ Run it again to resume: scenes that are already encoded are skipped.
 from vidgen.recipes.command_line import main
 from vidgen.recipes.landscape import encode_latents
 
-
 if __name__ == "__main__":
     main(encode_latents, default_config="landscape/tiny_latents")

@@ -1,13 +1,12 @@
 """Four-step student by ODE distillation of the embedded model, on LandscapeWorld (12 minutes on 2 cores).
 
-    accelerate launch training/landscape_student.py --config configs/landscape/tiny_student.yaml [train.max_minutes=1 ...]
+    accelerate launch training/landscape_student.py --config configs/landscape/tiny_student.yaml [KEY=VALUE ...]
 
 Run it again to resume. Two CPU processes: torchrun --nproc_per_node 2 with the same arguments.
 """
 
 from vidgen.recipes.command_line import main
 from vidgen.recipes.landscape import train_student
-
 
 if __name__ == "__main__":
     main(train_student, default_config="landscape/tiny_student")

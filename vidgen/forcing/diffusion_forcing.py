@@ -83,7 +83,7 @@ class DiffusionForcingMethod(TrainingMethod):
 
     def _losses(self, batch: dict[str, Any], generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         latents = batch["latents"].float()  # (B, C, F, H, W)
-        batch_size, _, num_frames = latents.shape[:3]
+        batch_size = latents.shape[0]
         device = latents.device
         # All samples of a batch share one layout kind, hence one mask.
         frame_blocks = batch["frame_blocks"][0]

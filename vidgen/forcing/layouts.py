@@ -75,5 +75,7 @@ def sample_layout(
     is_slow = (slot >= sink) & (slot < sink + slow)
     num_sink_blocks = -(-sink // chunk)
     fast_blocks = (slot - sink - slow) // chunk + num_sink_blocks + slow
-    frame_blocks = torch.where(slot < sink, slot // chunk, torch.where(is_slow, slot - sink + num_sink_blocks, fast_blocks))
+    frame_blocks = torch.where(
+        slot < sink, slot // chunk, torch.where(is_slow, slot - sink + num_sink_blocks, fast_blocks)
+    )
     return Layout(frame_ids, frame_blocks, is_slow)

@@ -37,7 +37,6 @@ from vidgen.train.caption_encoder import CaptionEncoderMethod
 from vidgen.worlds import LandscapeScene, LandscapeWorld, caption
 from vidgen.worlds.landscape import BIOMES, MOVES, TIMES, TRAVELLERS, WEATHERS
 
-
 ATTRIBUTES = {"biome": BIOMES, "time_of_day": TIMES, "weather": WEATHERS, "traveller": TRAVELLERS}
 
 # Scene seeds are split by purpose, so that no held-out scene is ever trained on.
@@ -123,7 +122,9 @@ class ClipBatches:
             batch_size = max(1, batch_size * math.prod(self.crop) // math.prod(size))
         clips = []
         for index in random.integers(len(self.clips), size=batch_size):
-            _, top, left = (int(random.integers(full - part + 1)) for full, part in zip(self.clips.shape[1:4], size, strict=True))
+            _, top, left = (
+                int(random.integers(full - part + 1)) for full, part in zip(self.clips.shape[1:4], size, strict=True)
+            )
             clip = self.clips[index, : size[0], top : top + size[1], left : left + size[2]]
             clips.append(clip[:, :, ::-1] if random.random() < 0.5 else clip)
         return {"frames": torch.from_numpy(np.stack(clips))}
@@ -314,9 +315,16 @@ def encode_latents(source: str | None, overrides: list[str]) -> Path:
             pixels = frames.permute(3, 0, 1, 2)[None].to(device).float() / 127.5 - 1
             latents = StreamingVAEEncoder(vae).encode(pixels)[0]
             save_safetensors({"latents": latents.half().cpu().contiguous()}, path, {})
-    statistics = torch.stack(
-        [load_safetensors(output_dir / f"scene_{index}.safetensors")[0]["latents"].float() for index in config.scene_indices("train")]
-    ).transpose(0, 1).flatten(1)
+    statistics = (
+        torch.stack(
+            [
+                load_safetensors(output_dir / f"scene_{index}.safetensors")[0]["latents"].float()
+                for index in config.scene_indices("train")
+            ]
+        )
+        .transpose(0, 1)
+        .flatten(1)
+    )
     vae.register_to_config(latents_mean=statistics.mean(1).tolist(), latents_std=statistics.std(1).tolist())
     vae.save_pretrained(output_dir / "vae")
     with atomic_write(output_dir / "latents.json") as path:
@@ -434,9 +442,7 @@ def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
     chunk = transformer.config.num_frames_per_block
     data = LatentScenes(config.latents, "train", tokenizer, config.memory, chunk, config.train.seed)
     held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, steady_probability=1.0)
-    method = DiffusionForcingMethod(
-        transformer, text_encoder, config.method, lambda: held_out.batch(0, 0, 1, 16)
-    )
+    method = DiffusionForcingMethod(transformer, text_encoder, config.method, lambda: held_out.batch(0, 0, 1, 16))
     return fit(method, data, config.train)
 
 
@@ -522,7 +528,7 @@ def assemble(source: str | None, overrides: list[str]) -> Path:
         vae=AutoencoderKLWan.from_pretrained(Path(config.latents) / "vae"),
         transformer=CausalWanTransformer3DModel.from_pretrained(Path(config.student) / "weights" / "student"),
         scheduler=FlowConsistencyScheduler(shift=config.shift, num_inference_steps=config.num_inference_steps),
-        fps=config.world.fps,
+        fps=float(config.world.fps),
         default_height=config.world.height,
         default_width=config.world.width,
         max_sequence_length=tokenizer.model_max_length,
