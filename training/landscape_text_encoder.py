@@ -1,6 +1,6 @@
-"""Tokenizer and text encoder of the embedded model, on LandscapeWorld (2 minutes on 2 cores).
+"""Tokenizer and text encoder of the embedded model (2 minutes on 2 cores).
 
-    accelerate launch training/landscape_text_encoder.py --config configs/landscape/tiny_text_encoder.yaml [KEY=VALUE ...]
+    accelerate launch training/landscape_text_encoder.py --config configs/landscape/tiny_text_encoder.yaml
 
 Run it again to resume. Two CPU processes: torchrun --nproc_per_node 2 with the same arguments.
 """
