@@ -359,8 +359,11 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
             default = scheduler.config.get("timesteps")
             default = len(default) if default else scheduler.config.get("num_inference_steps")
             return default if self._is_distilled else ODE_STEPS
-        if num_inference_steps < 1:
-            raise GenerationError(f"num_inference_steps={num_inference_steps}; at least 1 step is needed.")
+        most = scheduler.config.num_train_timesteps
+        if not 1 <= num_inference_steps <= most:
+            raise GenerationError(
+                f"num_inference_steps={num_inference_steps}; allowed: 1 to {most}, the scheduler's training timesteps."
+            )
         return num_inference_steps
 
     def _check_guidance_scale(self, guidance_scale: float | None) -> float:
