@@ -1,0 +1,116 @@
+"""What would be wrong: losses that train the frozen networks, ignore masks, or depend on hidden randomness."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import UMT5Config, UMT5EncoderModel
+
+from vidgen.forcing.diffusion_forcing import DiffusionForcingConfig, DiffusionForcingMethod, shift_sigma
+from vidgen.forcing.layouts import sample_layout
+from vidgen.forcing.ode_distillation import ODEDistillationConfig, ODEDistillationMethod
+from vidgen.memory import SlowFastMemoryConfig
+from vidgen.models.causal_wan import CausalWanTransformer3DModel
+from vidgen.runtime.errors import ConfigError
+
+MEMORY = SlowFastMemoryConfig(sink=3, slow=3, fast=6)
+
+
+def transformer(seed: int) -> CausalWanTransformer3DModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return CausalWanTransformer3DModel(
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=4,
+            out_channels=4,
+            text_dim=16,
+            freq_dim=16,
+            ffn_dim=32,
+            num_layers=1,
+        )
+
+
+def text_encoder() -> UMT5EncoderModel:
+    return UMT5EncoderModel(UMT5Config(vocab_size=16, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)).eval()
+
+
+def make_batch(steady: bool) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    layout = sample_layout(MEMORY, 30, 3, steady, generator)
+    return {
+        "latents": torch.randn(2, 4, 12, 4, 4, generator=generator),
+        "frame_blocks": layout.frame_blocks.expand(2, -1),
+        "is_slow": layout.is_slow.expand(2, -1),
+        "matches_caption": torch.ones(2, 12, dtype=torch.bool),
+        "input_ids": torch.randint(1, 16, (2, 6), generator=generator),
+        "attention_mask": torch.ones(2, 6, dtype=torch.long),
+    }
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_diffusion_forcing_trains_the_transformer_only_and_repeats_with_its_generator(steady):
+    batch = make_batch(steady)
+    method = DiffusionForcingMethod(transformer(0), text_encoder(), DiffusionForcingConfig(), lambda: batch)
+    losses = [method.training_step(batch, 0, torch.Generator().manual_seed(1)).losses["transformer"] for _ in range(2)]
+    assert torch.equal(losses[0], losses[1])
+    losses[0].backward()
+    assert all(parameter.grad is None for parameter in method.text_encoder.parameters())
+    assert method.transformer.proj_out.weight.grad.abs().sum() > 0
+
+
+def test_frames_whose_move_the_caption_does_not_describe_do_not_count():
+    batch = make_batch(steady=False)
+    config = DiffusionForcingConfig(clean_past_probability=0.0)
+    method = DiffusionForcingMethod(transformer(0), text_encoder(), config, lambda: batch)
+
+    def gradient(latents):
+        latents = latents.clone().requires_grad_()
+        loss = method.training_step({**batch, "latents": latents}, 0, torch.Generator().manual_seed(1)).losses
+        return torch.autograd.grad(loss["transformer"], latents)[0]
+
+    # The last chunk is nobody's past: without a loss of its own it has no influence at all.
+    batch["matches_caption"][:, -3:] = False
+    assert gradient(batch["latents"])[:, :, -3:].abs().max() == 0
+    batch["matches_caption"][:, -3:] = True
+    assert gradient(batch["latents"])[:, :, -3:].abs().max() > 0
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_student_learns_and_its_teacher_stays(steady):
+    batch = make_batch(steady)
+    method = ODEDistillationMethod(
+        transformer(1), transformer(0), text_encoder(), MEMORY, ODEDistillationConfig(teacher_steps=4), lambda: batch
+    )
+    method.training_step(batch, 0, torch.Generator().manual_seed(0)).losses["student"].backward()
+    assert all(parameter.grad is None for parameter in method.teacher.parameters())
+    assert method.student.proj_out.weight.grad.abs().sum() > 0
+
+
+def test_one_step_teacher_without_guidance_is_its_own_student():
+    """With as many teacher steps as student steps = 1, the end point is the student's own prediction."""
+    batch = make_batch(steady=True)
+    config = ODEDistillationConfig(student_steps=1, teacher_steps=1, guidance_scale=1.0)
+    same = ODEDistillationMethod(transformer(0), transformer(0), text_encoder(), MEMORY, config, lambda: batch)
+    other = ODEDistillationMethod(transformer(1), transformer(0), text_encoder(), MEMORY, config, lambda: batch)
+    assert same.validate()["validation_loss"] < 1e-10
+    assert other.validate()["validation_loss"] > 1e-4
+
+
+def test_shift_keeps_the_ends_and_moves_the_middle_up():
+    sigma = shift_sigma(torch.tensor([0.0, 0.5, 1.0]), 3.0)
+    assert sigma.tolist() == pytest.approx([0.0, 0.75, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        (DiffusionForcingConfig, {"shift": 0.0}, "shift"),
+        (DiffusionForcingConfig, {"past_noise": 2.0}, "past_noise"),
+        (ODEDistillationConfig, {"student_steps": 5, "teacher_steps": 12}, "multiple"),
+        (ODEDistillationConfig, {"guidance_scale": 0.5}, "guidance_scale"),
+    ],
+)
+def test_wrong_settings_are_named(config, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**arguments)

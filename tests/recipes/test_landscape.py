@@ -1,0 +1,107 @@
+"""The recipe of the embedded model must run from nothing to a pipeline that generates, and resume."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from vidgen.pipelines import ContextForcingPipeline
+from vidgen.recipes import landscape
+from vidgen.recipes.landscape import ATTRIBUTES, WorldConfig, _scene
+
+TRAIN = ("train.max_minutes=null", "train.checkpoint_every=1", "train.log_every=1", "train.validate_every=0")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """All six steps at toy size: 32x48 pixels, one or two optimizer steps each."""
+    root = tmp_path_factory.mktemp("runs")
+    world = ("world.height=32", "world.width=48")
+    latents = (
+        f"output_dir={root}/latents",
+        f"vae={root}/vae/weights/vae",
+        "num_scenes=2",
+        "num_validation_scenes=1",
+        "latent_frames=27",
+        *world,
+    )
+    nested = tuple(f"latents.{item}" for item in latents)
+
+    def steps(name, role, count):
+        return (
+            f"train.output_dir={root}/{name}",
+            f"train.max_steps={count}",
+            "train.batch_size=2",
+            f"train.optimizers.{role}.schedule_by=steps",
+            *TRAIN,
+        )
+
+    landscape.train_vae(
+        "landscape/tiny_vae",
+        [*steps("vae", "vae", 1), *world, "model.base_dim=4", "num_scenes=2", "clips_per_scene=1", "crop=[5,16,16]"],
+    )
+    landscape.train_text_encoder(
+        "landscape/tiny_text_encoder", [*steps("text_encoder", "text_encoder", 1), "model.d_model=16", "model.d_ff=16"]
+    )
+    landscape.encode_latents("landscape/tiny_latents", list(latents))
+    model = ("model.num_attention_heads=2", "model.attention_head_dim=12", "model.num_layers=1", "model.ffn_dim=32")
+    text = (f"text_encoder={root}/text_encoder/weights",)
+    landscape.train_diffusion(
+        "landscape/tiny_diffusion",
+        [*steps("diffusion", "transformer", 2), *nested, *model, *text, "model.text_dim=16"],
+    )
+    landscape.train_student(
+        "landscape/tiny_student",
+        [*steps("student", "student", 1), *nested, *text, f"teacher={root}/diffusion/weights/transformer"],
+    )
+    parts = [f"{name}={root}/{name}" for name in ("latents", "text_encoder", "vae", "diffusion", "student")]
+    landscape.assemble("landscape/tiny_assemble", [f"output_dir={root}/model", *parts, *world])
+    return root
+
+
+def test_recipe_ends_in_a_pipeline_that_generates(runs):
+    pipe = ContextForcingPipeline.from_pretrained(runs / "model")
+    frames = pipe(
+        "a meadow at dawn", num_frames=9, generator=torch.Generator().manual_seed(0), output_type="np"
+    ).frames
+    assert frames.shape == (1, 9, 32, 48, 3)
+
+
+def test_latents_of_the_assembled_model_are_normalized(runs):
+    config = json.loads((runs / "model" / "vae" / "config.json").read_text())
+    assert len(set(config["latents_std"])) > 1, "the statistics of the training latents are missing"
+
+
+def test_model_card_tells_what_the_runs_did(runs):
+    card = (runs / "model" / "README.md").read_text()
+    assert "| diffusion | 2 |" in card and "| student | 1 |" in card
+
+
+def test_encoding_again_keeps_finished_scenes(runs):
+    scene = runs / "latents" / "scene_0.safetensors"
+    before = scene.stat().st_mtime_ns
+    landscape.encode_latents(
+        "landscape/tiny_latents",
+        [
+            f"output_dir={runs}/latents",
+            f"vae={runs}/vae/weights/vae",
+            "num_scenes=2",
+            "num_validation_scenes=1",
+            "latent_frames=27",
+            "world.height=32",
+            "world.width=48",
+        ],
+    )
+    assert scene.stat().st_mtime_ns == before
+
+
+def test_every_value_of_every_attribute_is_rendered_equally_often():
+    world = WorldConfig().build()
+    scenes = [_scene(world, index, seconds=2.0) for index in range(480)]
+    for name, values in ATTRIBUTES.items():
+        counts = [sum(getattr(scene, name) == value for scene in scenes) for value in values]
+        assert min(counts) == max(counts), (name, counts)
+    combinations = {tuple(getattr(scene, name) for name in ATTRIBUTES) for scene in scenes}
+    assert len(combinations) == 480
