@@ -579,5 +579,5 @@ length, {config.num_inference_steps} denoising steps per chunk of one second. Sa
 {table}
 
 **Limits**: it knows landscapes only (6 biomes, 4 times of day, 4 kinds of weather, 4 travellers) and the words of its
-grammar. `eval/results/default_model` says how well it follows them and what it remembers.
+grammar. `eval/default_model.py` measures how well it follows them and what it remembers.
 """
