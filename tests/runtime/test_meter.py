@@ -11,12 +11,13 @@ from vidgen.runtime.meter import Meter, count_flops, matmul_peak, peak_rss, run_
 
 def test_meter_sees_time_and_memory():
     with Meter(interval=0.001) as meter:
-        block = torch.ones(2**23)  # 32 MiB, touched
+        # 128 MiB: beyond the size up to which the allocator may reuse memory that is resident already
+        block = torch.ones(2**25)
         time.sleep(0.02)
         del block
     assert 0.02 <= meter.seconds < 5
     assert meter.cpu_seconds >= 0
-    assert meter.added_bytes >= 2**24
+    assert meter.added_bytes >= 2**26
     assert meter.peak_bytes >= meter.added_bytes
     assert peak_rss() >= meter.added_bytes
 
