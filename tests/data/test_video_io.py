@@ -205,8 +205,9 @@ class TestReader:
         process = psutil.Process()
         reader = VideoReader(large_clip, backend)
         sizes = [process.memory_info().rss for _ in range(6) for _ in reader.iterate()]
-        # 5 x 132 MB of frames go by after the first pass; decord's buffer grows once by up to 45 MB, at any time.
-        assert max(sizes[96:]) - sizes[96] < 80e6
+        # 5 x 132 MB of frames go by after the first pass: a reader that keeps them grows by 660 MB. decord's own
+        # buffer grows once, at any time, and by up to 100 MB in a process whose heap other tests have fragmented.
+        assert max(sizes[96:]) - sizes[96] < 200e6
 
     def test_reader_can_be_sent_to_a_worker(self, plain_clip: Path) -> None:
         reader = VideoReader(plain_clip)
