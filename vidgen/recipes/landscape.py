@@ -495,7 +495,7 @@ class AssembleRecipe:
     """Where the trained parts are (run folders) and how the student samples.
 
     Attributes:
-        output_dir: the diffusers folder to write; it must not exist.
+        output_dir: the diffusers folder to write; an existing one is replaced.
         latents: output folder of `encode_latents`, whose autoencoder carries the latents' statistics.
         text_encoder: run folder.
         vae: run folder.
