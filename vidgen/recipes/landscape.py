@@ -1,7 +1,7 @@
 """The embedded default model, from nothing to a few-step student, on `LandscapeWorld`.
 
-Five steps, each a function of (config, overrides) that resumes where it stopped: `train_vae`, `train_text_encoder`,
-`encode_latents`, `train_diffusion`, `train_student`; `assemble` puts the results into one diffusers folder.
+Five steps, each a function of (config, overrides) that resumes where it stopped: `encode_latents`, `train_vae`,
+`train_text_encoder`, `train_diffusion`, `train_student`; `assemble` puts the results into one diffusers folder.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from vidgen.forcing.layouts import sample_layout
 from vidgen.forcing.ode_distillation import ODEDistillationConfig, ODEDistillationMethod
 from vidgen.memory import SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
-from vidgen.models.streaming_vae import StreamingVAEEncoder
 from vidgen.pipelines import ContextForcingPipeline
 from vidgen.runtime.checkpoint import atomic_directory, atomic_write, load_safetensors, save_safetensors
 from vidgen.runtime.config import load_config
-from vidgen.runtime.device import derive_seed, generator_for, select_device, set_threads
+from vidgen.runtime.device import derive_seed, generator_for, set_threads
 from vidgen.runtime.errors import ConfigError
 from vidgen.schedulers import FlowConsistencyScheduler
 from vidgen.train import TrainConfig, TrainResult, fit
-from vidgen.train.autoencoder import AutoencoderConfig, AutoencoderMethod
+from vidgen.train.autoencoder import AutoencoderConfig, AutoencoderMethod, to_model_pixels
+from vidgen.train.block_code import BlockCode
 from vidgen.train.caption_encoder import CaptionEncoderMethod
 from vidgen.worlds import LandscapeScene, LandscapeWorld, caption
 from vidgen.worlds.landscape import BIOMES, MOVES, TIMES, TRAVELLERS, WEATHERS
@@ -67,7 +67,92 @@ def _scene(world: LandscapeWorld, index: int, seconds: float) -> LandscapeScene:
     return world.scene(seed=index, seconds=seconds, **attributes)
 
 
-# --- 1. autoencoder ----------------------------------------------------------------------------------------------
+# --- 1. latents --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LatentsRecipe:
+    """The latent space and whole scenes in it.
+
+    Attributes:
+        output_dir: where the code and the latents go.
+        world: rendered data.
+        channels: channels of a latent.
+        whitening: how evenly its components weigh; see [`BlockCode`].
+        num_scenes: training scenes.
+        num_validation_scenes: held-out scenes.
+        latent_frames: latent frames per scene, a multiple of the chunk.
+    """
+
+    output_dir: str
+    world: WorldConfig = field(default_factory=WorldConfig)
+    channels: int = 32
+    whitening: float = 0.5
+    num_scenes: int = 480
+    num_validation_scenes: int = 16
+    latent_frames: int = 75
+
+    @property
+    def seconds(self) -> float:
+        """Length of a scene: the first latent frame is one picture, every other one is four."""
+        return (4 * self.latent_frames - 3) / self.world.fps
+
+    @property
+    def code_path(self) -> Path:
+        return Path(self.output_dir) / "code.safetensors"
+
+    def scene_indices(self, split: str) -> range:
+        first, count = {
+            "train": (TRAIN_SEEDS, self.num_scenes),
+            "validation": (VALIDATION_SEEDS, self.num_validation_scenes),
+        }[split]
+        return range(first, first + count)
+
+
+@torch.no_grad()
+def encode_latents(source: str | None, overrides: list[str]) -> Path:
+    """Fit the latent space, then render and encode scenes one by one; a scene already encoded is skipped.
+
+    Returns:
+        The output folder: `code.safetensors`, `scene_*.safetensors` with latents `(channels, frames, height, width)`,
+        and `latents.json` once all are there.
+    """
+    config = load_config(LatentsRecipe, source, overrides)
+    set_threads()
+    output_dir = Path(config.output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    world = config.world.build()
+    if not config.code_path.exists():
+        clips = render_clips(world, TRAIN_SEEDS, min(96, config.num_scenes), per_scene=8, frames=9)
+        code = BlockCode.fit(to_model_pixels(torch.from_numpy(clips)), config.channels, whitening=config.whitening)
+        code.save(config.code_path)
+    code = BlockCode.load(config.code_path)
+    for split in ("train", "validation"):
+        for index in tqdm(config.scene_indices(split), desc=f"encoding {split} scenes"):
+            path = output_dir / f"scene_{index}.safetensors"
+            if path.exists():
+                continue
+            scene = _scene(world, index, config.seconds)
+            frames = torch.from_numpy(world.render(scene, 0, 4 * config.latent_frames - 3))
+            latents = code.encode(to_model_pixels(frames[None]))[0]
+            save_safetensors({"latents": latents.half()}, path)
+    with atomic_write(output_dir / "latents.json") as path:
+        Path(path).write_text(json.dumps({"latent_frames": config.latent_frames, "seconds": config.seconds}))
+    return output_dir
+
+
+def render_clips(world: LandscapeWorld, first_scene: int, num_scenes: int, per_scene: int, frames: int) -> np.ndarray:
+    """uint8 `(num_scenes * per_scene, frames, height, width, 3)`, clips at random times of one-minute scenes."""
+    clips = []
+    for index in tqdm(range(first_scene, first_scene + num_scenes), desc="rendering clips"):
+        scene = _scene(world, index, seconds=60.0)
+        starts = np.random.default_rng(derive_seed(index)).integers(0, scene.num_frames - frames, per_scene)
+        # One continuous stretch keeps the scene's cached strips small.
+        clips.extend(world.render(scene, int(start), frames) for start in np.sort(starts))
+    return np.stack(clips)
+
+
+# --- 2. autoencoder ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -75,8 +160,8 @@ class VAERecipe:
     """Autoencoder training.
 
     Attributes:
-        world: rendered data.
         train: the run; role `vae`.
+        latents: the latent space it is trained towards.
         model: arguments of `AutoencoderKLWan`.
         method: loss weights.
         num_scenes: scenes rendered for training.
@@ -87,7 +172,7 @@ class VAERecipe:
     """
 
     train: TrainConfig
-    world: WorldConfig = field(default_factory=WorldConfig)
+    latents: LatentsRecipe
     model: dict[str, Any] = field(default_factory=dict)
     method: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     num_scenes: int = 240
@@ -130,31 +215,25 @@ class ClipBatches:
         return {"frames": torch.from_numpy(np.stack(clips))}
 
 
-def render_clips(world: LandscapeWorld, first_scene: int, num_scenes: int, per_scene: int, frames: int) -> np.ndarray:
-    """uint8 `(num_scenes * per_scene, frames, height, width, 3)`, clips at random times of one-minute scenes."""
-    clips = []
-    for index in tqdm(range(first_scene, first_scene + num_scenes), desc="rendering clips"):
-        scene = _scene(world, index, seconds=60.0)
-        starts = np.random.default_rng(derive_seed(index)).integers(0, scene.num_frames - frames, per_scene)
-        # One continuous stretch keeps the scene's cached strips small.
-        clips.extend(world.render(scene, int(start), frames) for start in np.sort(starts))
-    return np.stack(clips)
-
-
 def train_vae(source: str | None, overrides: list[str]) -> TrainResult:
     """Train the autoencoder on short clips."""
     config = load_config(VAERecipe, source, overrides)
     set_threads()
-    world = config.world.build()
+    if not config.latents.code_path.exists():
+        raise ConfigError(f"{config.latents.code_path} does not exist; run the recipe landscape_latents first.")
+    code = BlockCode.load(config.latents.code_path)
+    world = config.latents.world.build()
     clips = render_clips(world, TRAIN_SEEDS, config.num_scenes, config.clips_per_scene, config.clip_frames)
     validation = render_clips(world, VALIDATION_SEEDS, 16, 1, config.clip_frames)
     torch.manual_seed(config.train.seed)  # diffusers and transformers draw initial weights from the global generator
-    vae = AutoencoderKLWan(**config.model)
-    method = AutoencoderMethod(vae, config.method, torch.from_numpy(validation))
+    # The code is normalized already, so the pipeline has nothing to rescale.
+    channels = config.latents.channels
+    vae = AutoencoderKLWan(z_dim=channels, latents_mean=[0.0] * channels, latents_std=[1.0] * channels, **config.model)
+    method = AutoencoderMethod(vae, code, config.method, torch.from_numpy(validation))
     return fit(method, ClipBatches(clips, config.crop, config.crop_probability, config.train.seed), config.train)
 
 
-# --- 2. text encoder ---------------------------------------------------------------------------------------------
+# --- 3. text encoder ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -252,84 +331,7 @@ def train_text_encoder(source: str | None, overrides: list[str]) -> TrainResult:
     return result
 
 
-# --- 3. latents --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LatentsRecipe:
-    """Encoding of whole scenes.
-
-    Attributes:
-        output_dir: where the latents and the autoencoder with its statistics go.
-        vae: folder of the trained autoencoder.
-        world: rendered data.
-        num_scenes: training scenes.
-        num_validation_scenes: held-out scenes.
-        latent_frames: latent frames per scene, a multiple of the chunk.
-    """
-
-    output_dir: str
-    vae: str
-    world: WorldConfig = field(default_factory=WorldConfig)
-    num_scenes: int = 384
-    num_validation_scenes: int = 16
-    latent_frames: int = 75
-
-    @property
-    def seconds(self) -> float:
-        """Length of a scene: the first latent frame is one picture, every other one is four."""
-        return (4 * self.latent_frames - 3) / self.world.fps
-
-    def scene_indices(self, split: str) -> range:
-        first, count = {
-            "train": (TRAIN_SEEDS, self.num_scenes),
-            "validation": (VALIDATION_SEEDS, self.num_validation_scenes),
-        }[split]
-        return range(first, first + count)
-
-
-@torch.no_grad()
-def encode_latents(source: str | None, overrides: list[str]) -> Path:
-    """Render and encode scenes one by one; a scene already encoded is skipped.
-
-    Returns:
-        The output folder: `scene_*.safetensors` with unnormalized latents `(channels, frames, height, width)`,
-        `latents.json`, and `vae/` whose config carries the mean and standard deviation of the latents.
-    """
-    config = load_config(LatentsRecipe, source, overrides)
-    set_threads()
-    output_dir = Path(config.output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    world = config.world.build()
-    device = select_device()
-    vae = AutoencoderKLWan.from_pretrained(config.vae).to(device).eval()
-    # The stored latents are raw: the statistics are computed from them.
-    vae.register_to_config(latents_mean=[0.0] * vae.config.z_dim, latents_std=[1.0] * vae.config.z_dim)
-    for split in ("train", "validation"):
-        for index in tqdm(config.scene_indices(split), desc=f"encoding {split} scenes"):
-            path = output_dir / f"scene_{index}.safetensors"
-            if path.exists():
-                continue
-            scene = _scene(world, index, config.seconds)
-            frames = torch.from_numpy(world.render(scene, 0, 4 * config.latent_frames - 3))
-            pixels = frames.permute(3, 0, 1, 2)[None].to(device).float() / 127.5 - 1
-            latents = StreamingVAEEncoder(vae).encode(pixels)[0]
-            save_safetensors({"latents": latents.half().cpu().contiguous()}, path, {})
-    statistics = (
-        torch.stack(
-            [
-                load_safetensors(output_dir / f"scene_{index}.safetensors")[0]["latents"].float()
-                for index in config.scene_indices("train")
-            ]
-        )
-        .transpose(0, 1)
-        .flatten(1)
-    )
-    vae.register_to_config(latents_mean=statistics.mean(1).tolist(), latents_std=statistics.std(1).tolist())
-    vae.save_pretrained(output_dir / "vae")
-    with atomic_write(output_dir / "latents.json") as path:
-        Path(path).write_text(json.dumps({"latent_frames": config.latent_frames, "seconds": config.seconds}))
-    return output_dir
+# --- 4. diffusion ------------------------------------------------------------------------------------------------
 
 
 class LatentScenes:
@@ -358,14 +360,10 @@ class LatentScenes:
         folder = Path(config.output_dir)
         if not (folder / "latents.json").exists():
             raise ConfigError(f"{folder} holds no finished latents; run the recipe landscape_latents first.")
-        vae_config = json.loads((folder / "vae" / "config.json").read_text())
-        mean = torch.tensor(vae_config["latents_mean"]).view(-1, 1, 1, 1)
-        std = torch.tensor(vae_config["latents_std"]).view(-1, 1, 1, 1)
         world = config.world.build()
         self.scenes, self.latents = [], []
         for index in config.scene_indices(split):
-            raw = load_safetensors(folder / f"scene_{index}.safetensors")[0]["latents"]
-            self.latents.append(((raw.float() - mean) / std).half())
+            self.latents.append(load_safetensors(folder / f"scene_{index}.safetensors")[0]["latents"])
             self.scenes.append(_scene(world, index, config.seconds))
         self.tokenizer, self.memory, self.chunk = tokenizer, memory, chunk
         self.seed, self.steady_probability = seed, steady_probability
@@ -402,9 +400,6 @@ class LatentScenes:
 def _pixel_frame(latent_frame: int) -> int:
     """The middle of the four pictures of a latent frame; latent frame 0 is picture 0."""
     return 0 if latent_frame == 0 else 4 * latent_frame - 2
-
-
-# --- 4. diffusion ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -496,7 +491,6 @@ class AssembleRecipe:
 
     Attributes:
         output_dir: the diffusers folder to write; an existing one is replaced.
-        latents: output folder of `encode_latents`, whose autoencoder carries the latents' statistics.
         text_encoder: run folder.
         vae: run folder.
         diffusion: run folder.
@@ -507,7 +501,6 @@ class AssembleRecipe:
     """
 
     output_dir: str
-    latents: str
     text_encoder: str
     vae: str
     diffusion: str
@@ -525,7 +518,7 @@ def assemble(source: str | None, overrides: list[str]) -> Path:
     pipeline = ContextForcingPipeline(
         tokenizer=tokenizer,
         text_encoder=UMT5EncoderModel.from_pretrained(text_weights / "text_encoder"),
-        vae=AutoencoderKLWan.from_pretrained(Path(config.latents) / "vae"),
+        vae=AutoencoderKLWan.from_pretrained(Path(config.vae) / "weights" / "vae"),
         transformer=CausalWanTransformer3DModel.from_pretrained(Path(config.student) / "weights" / "student"),
         scheduler=FlowConsistencyScheduler(shift=config.shift, num_inference_steps=config.num_inference_steps),
         fps=float(config.world.fps),

@@ -10,37 +10,50 @@ import torch.nn.functional as F
 from torch import nn
 
 from vidgen.runtime.errors import ConfigError
+from vidgen.train.block_code import BlockCode
 from vidgen.train.method import StepOutput, TrainingMethod
 
 
 @dataclass(frozen=True)
 class AutoencoderConfig:
-    """Loss of [`AutoencoderMethod`].
+    """Losses of [`AutoencoderMethod`].
 
     Attributes:
-        kl_weight: weight of the Kullback-Leibler term, per latent element.
         edge_weight: weight of the L1 distance of spatial gradients, which keeps thin shapes.
+        latent_noise: standard deviation of the noise added to the code before decoding (the code's own is about 1), so
+            that small errors of the encoder and of a generator stay small in the picture.
     """
 
-    kl_weight: float = 1e-5
     edge_weight: float = 0.5
+    latent_noise: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.kl_weight < 0 or self.edge_weight < 0:
-            raise ConfigError(f"kl_weight={self.kl_weight}, edge_weight={self.edge_weight}; they must be >= 0.")
+        if self.edge_weight < 0 or self.latent_noise < 0:
+            raise ConfigError(f"edge_weight={self.edge_weight}, latent_noise={self.latent_noise}; they must be >= 0.")
 
 
 class AutoencoderMethod(TrainingMethod):
-    """Reconstruction of short clips: L1 of pixels and of spatial gradients, plus a small KL term.
+    """Encoder and decoder learn towards a given linear code, side by side.
+
+    An autoencoder that has to find its own latent space spends most of a short training on that; here the encoder
+    regresses the code and the decoder inverts it, and a generator can be trained on the code at the same time.
 
     Args:
-        vae: an `AutoencoderKLWan`.
+        vae: an `AutoencoderKLWan` with the strides and channels of the code.
+        code: the latent space.
         validation: held-out clips, uint8 `(clips, frames, height, width, 3)`.
     """
 
-    def __init__(self, vae: nn.Module, config: AutoencoderConfig, validation: torch.Tensor) -> None:
+    def __init__(self, vae: nn.Module, code: BlockCode, config: AutoencoderConfig, validation: torch.Tensor) -> None:
         super().__init__()
+        given = (vae.config.z_dim, vae.config.scale_factor_temporal, vae.config.scale_factor_spatial)
+        wanted = (code.decoder.shape[0], code.temporal, code.spatial)
+        if given != wanted:
+            raise ConfigError(
+                f"The autoencoder has (channels, stride in time, stride in space) = {given}, the code {wanted}."
+            )
         self.vae = vae
+        self.code = code
         self.config = config
         self.validation_clips = validation
 
@@ -49,28 +62,35 @@ class AutoencoderMethod(TrainingMethod):
 
     def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
         pixels = to_model_pixels(batch["frames"])
-        posterior = self.vae.encode(pixels).latent_dist
-        # One latent channel set: mean + std * eps, drawn from the step's generator
-        noise = torch.randn(posterior.mean.shape, generator=generator, device=pixels.device)
-        reconstruction = self.vae.decode(posterior.mean + posterior.std * noise).sample
+        latents = self.code.encode(pixels)
+        encoder_loss = F.l1_loss(self.vae.encode(pixels).latent_dist.mean, latents)
 
+        noise = torch.randn(latents.shape, generator=generator, device=latents.device)
+        reconstruction = self.vae.decode(latents + self.config.latent_noise * noise).sample
         pixel_loss = F.l1_loss(reconstruction, pixels)
         edge_loss = F.l1_loss(reconstruction.diff(dim=-1), pixels.diff(dim=-1)) + F.l1_loss(
             reconstruction.diff(dim=-2), pixels.diff(dim=-2)
         )
-        kl_loss = 0.5 * (posterior.mean.square() + posterior.var - 1 - posterior.logvar).mean()
-        loss = pixel_loss + self.config.edge_weight * edge_loss + self.config.kl_weight * kl_loss
-        return StepOutput({"vae": loss}, {"pixel_l1": pixel_loss.detach(), "kl": kl_loss.detach()})
+        loss = encoder_loss + pixel_loss + self.config.edge_weight * edge_loss
+        return StepOutput({"vae": loss}, {"pixel_l1": pixel_loss.detach(), "code_l1": encoder_loss.detach()})
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        squared_error = []
+        """Mean PSNR of the round trip, of decoding the exact code, and of the code's own linear reconstruction."""
+        psnr: dict[str, list[torch.Tensor]] = {"psnr": [], "psnr_decoder": [], "psnr_linear": []}
         for clip in self.validation_clips.split(4):
             pixels = to_model_pixels(clip.to(self.vae.device))
-            reconstruction = self.vae.decode(self.vae.encode(pixels).latent_dist.mode()).sample
-            squared_error.append((reconstruction - pixels).square().mean(dim=(1, 2, 3, 4)))
-        # Pixels span [-1, 1], hence the peak of 2.
-        return {"psnr": float((10 * torch.log10(4 / torch.cat(squared_error))).mean())}
+            latents = self.code.encode(pixels)
+            reconstructions = {
+                "psnr": self.vae.decode(self.vae.encode(pixels).latent_dist.mode()).sample,
+                "psnr_decoder": self.vae.decode(latents).sample,
+                "psnr_linear": self.code.decode(latents),
+            }
+            for name, reconstruction in reconstructions.items():
+                error = (reconstruction - pixels).square().mean(dim=(1, 2, 3, 4))
+                # Pixels span [-1, 1], hence the peak of 2.
+                psnr[name].append(10 * torch.log10(4 / error))
+        return {name: float(torch.cat(values).mean()) for name, values in psnr.items()}
 
 
 def to_model_pixels(frames: torch.Tensor) -> torch.Tensor:
