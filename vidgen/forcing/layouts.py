@@ -61,21 +61,51 @@ def sample_layout(
         return Layout(frame_ids, frame_ids // chunk, torch.zeros(slots, dtype=torch.bool))
 
     target = int(torch.randint(filled_chunks, num_chunks, (), generator=generator))
+    return sample_context_layout(config, target, chunk, chunk, generator)
+
+
+def sample_context_layout(
+    config: SlowFastMemoryConfig, context_chunks: int, chunk: int, target_frames: int, generator: torch.Generator
+) -> Layout:
+    """Draw what a memory may hold after `context_chunks` chunks, followed by `target_frames` frames as one block.
+
+    Args:
+        config: sizes of the memory; promotions are drawn at random, because no keys exist yet.
+        context_chunks: chunks before the target.
+        chunk: latent frames per chunk.
+        target_frames: latent frames to denoise together.
+        generator: source of the promotions.
+    """
     # How eventful the video was: the share of chunks that surprised the memory
     promotion_rate = float(torch.rand((), generator=generator)) ** 0.5
     memory = SlowFastMemory(config, num_frames_per_block=chunk)
     nothing = torch.zeros(1, chunk, 1, 1, 1)
-    for _ in range(target):
+    for _ in range(context_chunks):
         promote = torch.rand(1, generator=generator) < promotion_rate
         memory.commit([(nothing, nothing)], promote=promote)
-    frame_ids = torch.cat([memory.frame_ids[0], torch.arange(target * chunk, (target + 1) * chunk)])
+    target_ids = torch.arange(target_frames) + context_chunks * chunk
+    blocks, is_slow = slot_blocks(memory)
+    target_block = blocks[-1:] + 1 if len(blocks) else torch.zeros(1, dtype=torch.int64)
+    return Layout(
+        torch.cat([memory.frame_ids.flatten(), target_ids]),
+        torch.cat([blocks, target_block.expand(target_frames)]),
+        torch.cat([is_slow, torch.zeros(target_frames, dtype=torch.bool)]),
+    )
 
+
+def slot_blocks(memory: SlowFastMemory) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks and slow flags, `(slots,)` each, of the frames in a memory, for a forward over them without the memory.
+
+    While nothing was dropped the slots are the beginning of the video, chunk by chunk; afterwards each slow frame
+    stands alone, because its chunk is gone.
+    """
+    config, chunk = memory.config, memory.num_frames_per_block
+    slot = torch.arange(memory.num_slots)
+    if memory.num_frames == memory.num_slots:
+        return slot // chunk, torch.zeros(memory.num_slots, dtype=torch.bool)
     sink, slow = config.sink, config.slow
-    slot = torch.arange(slots)
     is_slow = (slot >= sink) & (slot < sink + slow)
     num_sink_blocks = -(-sink // chunk)
     fast_blocks = (slot - sink - slow) // chunk + num_sink_blocks + slow
-    frame_blocks = torch.where(
-        slot < sink, slot // chunk, torch.where(is_slow, slot - sink + num_sink_blocks, fast_blocks)
-    )
-    return Layout(frame_ids, frame_blocks, is_slow)
+    slow_blocks = torch.where(is_slow, slot - sink + num_sink_blocks, fast_blocks)
+    return torch.where(slot < sink, slot // chunk, slow_blocks), is_slow

@@ -109,3 +109,12 @@ class StopRequest:
 
     def __exit__(self, *_: object) -> None:
         self._restore()
+
+
+def gather_samples(tensor: torch.Tensor) -> torch.Tensor:
+    """Concatenates equally shaped tensors of all processes along their first dimension, in order of rank."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return tensor
+    parts = [torch.empty_like(tensor) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
