@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 
 import vidgen
 from vidgen.cli.convert import app as convert_app
+from vidgen.cli.data import app as data_app
 from vidgen.cli.doctor import doctor
 from vidgen.cli.generate import generate
 from vidgen.cli.train import train
@@ -30,6 +31,7 @@ app.command()(generate)
 app.command(context_settings={"allow_extra_args": False})(train)
 app.command()(doctor)
 app.add_typer(convert_app, name="convert")
+app.add_typer(data_app, name="data")
 
 
 def _print_version(requested: bool) -> None:

@@ -15,6 +15,9 @@ RECIPES = {
     "landscape_diffusion": ("vidgen.recipes.landscape:train_diffusion", "landscape/tiny_diffusion"),
     "landscape_student": ("vidgen.recipes.landscape:train_student", "landscape/tiny_student"),
     "landscape_assemble": ("vidgen.recipes.landscape:assemble", "landscape/tiny_assemble"),
+    "context_forcing_teacher": ("vidgen.recipes.context_forcing:train_teacher", "context_forcing/tiny_teacher"),
+    "context_forcing_stage1": ("vidgen.recipes.context_forcing:distill", "context_forcing/tiny_stage1"),
+    "context_forcing_stage2": ("vidgen.recipes.context_forcing:distill", "context_forcing/tiny_stage2"),
 }
 
 
@@ -29,7 +32,7 @@ def train(
         typer.Option(metavar="NAME|FILE", help="A YAML file, or the name of a packaged one. Default: the tiny one."),
     ] = None,
 ) -> None:
-    """Train a part of the embedded model. A run that was stopped goes on where it was.
+    """Run a training recipe. A run that was stopped goes on where it was.
 
     For several processes run the same recipe from a checkout: `torchrun --nproc_per_node 2 training/RECIPE.py`.
     """

@@ -60,6 +60,89 @@ _SMPTE170M = 6
 _LIMITED_RANGE = 1
 
 
+class VideoClaim:
+    """The right to write one video, held until it is released or the process ends.
+
+    Made before anything expensive, it lets a run whose video cannot be written end at once. It is a lock on the
+    video's partial file, whose content it leaves as it is.
+
+    Args:
+        path: Name of the finished file, ending in `.mp4`; its folder is made if there is none.
+
+    Raises:
+        VideoWriteError: If the name is unfit, the folder cannot be written, the disk is full, or another run has
+            claimed the same video.
+
+    Example:
+        ```py
+        with VideoClaim("minute.mp4") as claim:
+            pipeline = load_pipeline()
+            with VideoWriter(claim, fps=pipeline.config.fps) as writer:
+                ...
+        ```
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        if self.path.suffix.lower() != ".mp4":
+            raise VideoWriteError(f"path={str(path)!r} must end in .mp4, for example {self.path.stem + '.mp4'!r}.")
+        if self.path.is_dir():
+            raise VideoWriteError(f"{self.path} is a folder; give the name of a file in it.")
+        self.partial_path = self.path.with_name(f"{self.path.stem}.partial.mp4")
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file: BinaryIO | None = self._open_locked()
+        except OSError as error:
+            raise VideoWriteError(
+                f"cannot write in {folder}: {error.strerror}; choose a folder you may write to."
+            ) from error
+        free = shutil.disk_usage(folder).free
+        if free < MIN_FREE_BYTES:
+            self.release()
+            raise VideoWriteError(
+                f"the disk of {folder} has {free / 2**20:.1f} MiB left, a video needs at least "
+                f"{MIN_FREE_BYTES // 2**20} MiB; free some space or choose another folder."
+            )
+
+    def _open_locked(self) -> BinaryIO:
+        while True:
+            file = os.fdopen(os.open(self.partial_path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            if fcntl is None:
+                return file
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.close()
+                raise VideoWriteError(
+                    f"another run is writing {self.partial_path}; wait for it or choose another name than {self.path}."
+                ) from error
+            # The run that held the name may have published and removed it since it was opened here.
+            if self.partial_path.exists() and os.path.samestat(os.fstat(file.fileno()), self.partial_path.stat()):
+                return file
+            file.close()
+
+    def release(self, remove: bool = False) -> None:
+        """Gives the name back; a second call does nothing.
+
+        Args:
+            remove: Whether to remove the partial file; one without content is removed in any case.
+        """
+        if self.file is None:
+            return
+        # Removed while it is locked: afterwards it may be another run's.
+        if remove or os.fstat(self.file.fileno()).st_size == 0:
+            self.partial_path.unlink(missing_ok=True)
+        self.file.close()
+        self.file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class VideoWriter:
     """Writes an mp4 file piece by piece; it appears under its name when `close` finds it whole.
 
@@ -67,7 +150,8 @@ class VideoWriter:
     stays and can be played, or continued with `resume_frames`.
 
     Args:
-        path: Name of the finished file, ending in `.mp4`. An existing file is replaced at the end, not before.
+        path: Name of the finished file, ending in `.mp4`, or a claim of it, which the writer takes over. An existing
+            file is replaced at the end, not before.
         fps: Frames per second.
         height: Height of the appended frames in pixels; taken from the first append if None.
         width: Width of the appended frames in pixels; taken from the first append if None.
@@ -91,7 +175,7 @@ class VideoWriter:
 
     def __init__(
         self,
-        path: str | os.PathLike,
+        path: str | os.PathLike | VideoClaim,
         fps: float | Fraction,
         height: int | None = None,
         width: int | None = None,
@@ -100,10 +184,6 @@ class VideoWriter:
         scale: int = 1,
         resume_frames: int = 0,
     ) -> None:
-        self.path = Path(path)
-        if self.path.suffix.lower() != ".mp4":
-            raise VideoWriteError(f"path={str(path)!r} must end in .mp4, for example {self.path.stem + '.mp4'!r}.")
-        self.partial_path = self.path.with_name(f"{self.path.stem}.partial.mp4")
         if not (math.isfinite(fps) and 0 < fps <= 1000):
             raise VideoWriteError(f"fps={fps} must be above 0 and at most 1000.")
         self.fps = Fraction(fps).limit_denominator(1001)
@@ -132,7 +212,11 @@ class VideoWriter:
 
         self._num_frames = 0
         self._num_fragments = 0
-        self._file: BinaryIO | None = self._open_partial(must_exist=resume_frames > 0)
+        self._claim = path if isinstance(path, VideoClaim) else VideoClaim(path)
+        self.path, self.partial_path = self._claim.path, self._claim.partial_path
+        if self._claim.file is None:
+            raise VideoWriteError(f"the claim of {self.path} was released; make a new one.")
+        self._file: BinaryIO | None = self._claim.file
         try:
             if resume_frames:
                 self._resume(resume_frames)
@@ -202,8 +286,9 @@ class VideoWriter:
         if self._file is None:
             return self.path
         if not self._num_frames:
-            self._release(remove=True)
+            self._release()
             raise VideoWriteError(f"{self.path} was not written: no frames were appended.")
+        whole = False
         try:
             with atomic_write(self.path) as temporary:
                 num_packets = _remux(self.partial_path, temporary)
@@ -212,13 +297,12 @@ class VideoWriter:
                         f"{self.partial_path} holds {num_packets} frames instead of {self._num_frames}: "
                         "something else changed it."
                     )
+            whole = True
         except (OSError, av.FFmpegError) as error:
             raise VideoWriteError(f"cannot write {self.path}: {error}; {self.partial_path} is kept.") from error
         finally:
-            published = self.path
-            self._release()
-        self.partial_path.unlink(missing_ok=True)
-        return published
+            self._release(remove=whole)
+        return self.path
 
     def __enter__(self) -> Self:
         return self
@@ -229,7 +313,7 @@ class VideoWriter:
         if kind is None:
             self.close()
         else:
-            self._release(remove=self._num_frames == 0)
+            self._release()
 
     def _set_size(self, height: int, width: int) -> None:
         for name, size in (("height", height), ("width", width)):
@@ -241,54 +325,13 @@ class VideoWriter:
                 )
         self._size = (int(height), int(width))
 
-    def _open_partial(self, must_exist: bool) -> BinaryIO:
-        folder = self.path.parent
-        if must_exist and not self.partial_path.is_file():
-            raise VideoWriteError(f"there is no {self.partial_path} to resume; use resume_frames=0.")
-        if self.path.is_dir():
-            raise VideoWriteError(f"{self.path} is a folder; give the name of a file in it.")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = self._open_locked()
-        except OSError as error:
-            raise VideoWriteError(
-                f"cannot write in {folder}: {error.strerror}; choose a folder you may write to."
-            ) from error
-        free = shutil.disk_usage(folder).free
-        if free < MIN_FREE_BYTES:
-            self._file = file
-            self._release(remove=not must_exist)
-            raise VideoWriteError(
-                f"the disk of {folder} has {free / 2**20:.1f} MiB left, a video needs at least "
-                f"{MIN_FREE_BYTES // 2**20} MiB; free some space or choose another folder."
-            )
-        return file
-
-    def _open_locked(self) -> BinaryIO:
-        while True:
-            file = os.fdopen(os.open(self.partial_path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-            if fcntl is None:
-                return file
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.close()
-                raise VideoWriteError(
-                    f"another run is writing {self.partial_path}; wait for it or choose another name than {self.path}."
-                ) from error
-            # The run that held the name may have published and removed it since it was opened here.
-            if self.partial_path.exists() and os.path.samestat(os.fstat(file.fileno()), self.partial_path.stat()):
-                return file
-            file.close()
-
     def _release(self, remove: bool = False) -> None:
-        if remove:
-            self.partial_path.unlink(missing_ok=True)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._claim.release(remove)
+        self._file = None
 
     def _resume(self, resume_frames: int) -> None:
+        if self._file.seek(0, os.SEEK_END) == 0:  # made by the claim
+            raise VideoWriteError(f"there is no {self.partial_path} to resume; use resume_frames=0.")
         boundaries, end = [0], 0
         for end_offset, num_samples in _iterate_fragments(self._file):
             boundaries.append(boundaries[-1] + num_samples)

@@ -12,7 +12,7 @@ One family covers three published methods:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -86,7 +86,7 @@ class DistributionMatchingConfig:
         seed: fixes rollout length and exit step, which all processes share.
     """
 
-    sigmas: Sequence[float] = (1.0, 0.9375, 0.8333, 0.625)
+    sigmas: tuple[float, ...] = (1.0, 0.9375, 0.8333, 0.625)
     target_frames: int = 21
     context: str = "memory"
     window_frames: int = 3

@@ -1,0 +1,519 @@
+"""Does a teacher with memory teach memory? Context Forcing against the same budget without it, and memories compared.
+
+    python eval/context_forcing.py                   # all parts, 3 seeds
+    python eval/context_forcing.py --parts rooms --seeds 0 --set student_steps=100
+
+Parts (spec of the worlds: `vidgen.worlds.code_worlds`; chance is 1/8):
+
+* `rooms`: three students with the same memory at test time. A is distilled from a context teacher, B with the same
+  budget from a teacher that knows the last chunk only, C is their common start. If C already recalls more than 0.45
+  the world leaks and the comparison is void.
+* `panorama`: one teacher, sampled with different memories; a long pause; unbounded positions; error recycling on, off.
+* `cost`: seconds per chunk and bytes against length.
+
+Every trained model is a run folder under `--work` and every finished measurement a file beside it, so an interrupted
+benchmark goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from vidgen.forcing.conditions import Conditions, predict_velocity
+from vidgen.forcing.context_teacher import ContextTeacherConfig, ContextTeacherMethod
+from vidgen.forcing.diffusion_forcing import shift_sigma
+from vidgen.forcing.distribution_matching import (
+    DistributionMatchingConfig,
+    DistributionMatchingMethod,
+    RolloutCurriculum,
+)
+from vidgen.forcing.rollout import commit_frames, rollout
+from vidgen.memory import (
+    FullMemory,
+    FullMemoryConfig,
+    KVMemory,
+    SlidingWindowMemory,
+    SlidingWindowMemoryConfig,
+    SlowFastMemory,
+    SlowFastMemoryConfig,
+)
+from vidgen.metrics import RecallByGap, code_recall, effective_context_length, nearest_codes, validity
+from vidgen.models.causal_wan import CausalWanTransformer3DModel
+from vidgen.recipes.context_data import TEXT_DIM, CodeLayouts, CodeRollouts, CodeWorldData, ContextRange
+from vidgen.runtime.checkpoint import atomic_write
+from vidgen.runtime.device import generator_for, set_threads
+from vidgen.runtime.meter import run_environment
+from vidgen.train import OptimizerConfig, TrainConfig, fit
+from vidgen.worlds import PanoramaWorld, RoomsWorld
+
+CHUNK, FRAME_SHAPE, CHANCE = 3, (4, 2, 8), 1 / 8
+# What the toy worlds' latent frames stand for: Wan's 4 latent frames per second
+LATENT_FPS = 4
+LEAKY_WORLD = 0.45
+STUDENT_SIGMAS = (1.0, 0.9375, 0.8333, 0.625)
+GAP_BINS = {
+    "rooms": ((1, 5), (6, 14), (15, 29), (30, 59), (60, 119)),
+    "panorama": ((1, 8), (9, 17), (18, 35), (36, 71)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Budget of the benchmark; the same for all arms."""
+
+    teacher_steps: int = 4000
+    memoryless_steps: int = 2000
+    student_steps: int = 1200
+    student_every: int = 4
+    batch_size: int = 16
+    min_rollout: int = 12
+    max_rollout: int = 60
+    test_videos: int = 64
+    test_frames: int = 150
+    ode_steps: int = 8
+
+
+def new_transformer(seed: int) -> CausalWanTransformer3DModel:
+    torch.manual_seed(seed)
+    transformer = CausalWanTransformer3DModel(
+        num_attention_heads=3,
+        attention_head_dim=24,
+        in_channels=12,
+        out_channels=4,
+        text_dim=TEXT_DIM,
+        freq_dim=32,
+        ffn_dim=144,
+        num_layers=2,
+    )
+    torch.nn.init.zeros_(transformer.proj_out.weight)
+    torch.nn.init.zeros_(transformer.proj_out.bias)
+    return transformer
+
+
+MEMORY = SlowFastMemoryConfig(sink=3, slow=12, fast=6, interval=1, tau=0.9)
+LAST_CHUNK = SlowFastMemoryConfig(sink=0, slow=0, fast=6)
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def train_config(folder: Path, steps: int, sizes: Sizes, seed: int, rates: dict[str, float]) -> TrainConfig:
+    optimizers = {
+        role: OptimizerConfig(lr=rate, betas=(0.9, 0.99), warmup_steps=50, schedule="cosine", min_lr_ratio=0.05)
+        for role, rate in rates.items()
+    }
+    return TrainConfig(
+        output_dir=str(folder),
+        max_steps=steps,
+        batch_size=sizes.batch_size,
+        optimizers=optimizers,
+        ema_decay=0.99,
+        seed=seed,
+        checkpoint_every=200,
+        log_every=20,
+    )
+
+
+def train_teacher(
+    folder: Path, world: str, memory: SlowFastMemoryConfig, steps: int, sizes: Sizes, seed: int, recycle: bool = True
+) -> CausalWanTransformer3DModel:
+    """A teacher that continues videos of a world from what a memory holds."""
+    if not (folder / "done").exists():
+        data = CodeWorldData(world, frames=96, context=ContextRange(0, 30))
+        batches = CodeLayouts(data, memory, CHUNK, CHUNK, seed)
+        config = ContextTeacherConfig(shift=3.0, drop_text_probability=0.0, error_probability=0.5 if recycle else 0.0)
+        method = ContextTeacherMethod(new_transformer(seed), None, config, lambda: batches.batch(0, 0, 1, 16))
+        fit(method, batches, train_config(folder, steps, sizes, seed, {"teacher": 3e-3}))
+        (folder / "done").touch()
+    return CausalWanTransformer3DModel.from_pretrained(folder / "weights" / "teacher").eval()
+
+
+def train_student(
+    folder: Path,
+    init: CausalWanTransformer3DModel,
+    teacher: CausalWanTransformer3DModel,
+    context: str,
+    memory: SlowFastMemoryConfig,
+    sizes: Sizes,
+    seed: int,
+) -> CausalWanTransformer3DModel:
+    """A student distilled on its own rollouts."""
+    if not (folder / "done").exists():
+        data = CodeRollouts(CodeWorldData("rooms"), sizes.max_rollout, seed + 17)
+        config = DistributionMatchingConfig(
+            sigmas=STUDENT_SIGMAS,
+            target_frames=CHUNK,
+            context=context,
+            curriculum=RolloutCurriculum(sizes.min_rollout, sizes.max_rollout, sizes.student_steps // 2),
+            guidance_scale=1.0,
+            shift=3.0,
+            student_every=sizes.student_every,
+            seed=seed,
+        )
+        roles = [CausalWanTransformer3DModel.from_config(model.config) for model in (init, teacher, teacher)]
+        for role, source in zip(roles, (init, teacher, teacher), strict=True):
+            role.load_state_dict(source.state_dict())
+        method = DistributionMatchingMethod(*roles, None, memory, FRAME_SHAPE, config)
+        fit(method, data, train_config(folder, sizes.student_steps, sizes, seed, {"student": 5e-4, "critic": 1e-3}))
+        (folder / "done").touch()
+    return CausalWanTransformer3DModel.from_pretrained(folder / "weights" / "student").eval()
+
+
+# --- sampling ----------------------------------------------------------------------------------------------------
+
+
+def conditions_of(channels: torch.Tensor) -> Conditions:
+    return Conditions.from_batch(
+        {"prompt_embeds": torch.zeros(len(channels), 1, TEXT_DIM), "condition_channels": channels}, None
+    )
+
+
+def sample_student(
+    student: CausalWanTransformer3DModel, memory: KVMemory, channels: torch.Tensor, seed: int
+) -> torch.Tensor:
+    """Videos by the student's few steps."""
+    frames = channels.shape[2]
+    return rollout(
+        student,
+        memory,
+        conditions_of(channels),
+        STUDENT_SIGMAS,
+        FRAME_SHAPE,
+        frames,
+        frames,
+        len(STUDENT_SIGMAS),
+        generator_for(seed, 2),
+        requires_grad=False,
+    ).latents
+
+
+@torch.no_grad()
+def sample_teacher(
+    teacher: CausalWanTransformer3DModel, memory: KVMemory, channels: torch.Tensor, seed: int, steps: int
+) -> torch.Tensor:
+    """Videos by Euler integration of the teacher's flow, chunk by chunk through a memory."""
+    conditions, generator = conditions_of(channels), generator_for(seed, 3)
+    sigmas = shift_sigma(torch.linspace(1, 0, steps + 1), 3.0).tolist()
+    chunks = []
+    for start in range(0, channels.shape[2], CHUNK):
+        text, told = conditions.text_at(0), conditions.channels_at(torch.arange(start, start + CHUNK))
+        sample = torch.randn(len(channels), FRAME_SHAPE[0], CHUNK, *FRAME_SHAPE[1:], generator=generator)
+        for sigma, following in pairwise(sigmas):
+            velocity = predict_velocity(teacher, sample, sigma, text, told, kv_memory=memory)
+            sample = sample + (following - sigma) * velocity
+        commit_frames(teacher, memory, sample, text, told)
+        chunks.append(sample)
+    return torch.cat(chunks, dim=2)
+
+
+def calibrate_tau(teacher: CausalWanTransformer3DModel, world: RoomsWorld | PanoramaWorld, seed: int) -> float:
+    """The similarity that half of the chunks of true videos fall below: cuts and stays are equally frequent."""
+    videos = world.sample(16, 60, generator_for(seed, 4))
+    memory = SlowFastMemory(dataclasses.replace(MEMORY, tau=-1.0), num_frames_per_block=CHUNK)
+    conditions = conditions_of(videos.conditions)
+    for start in range(0, 60, CHUNK):
+        told = conditions.channels_at(torch.arange(start, start + CHUNK))
+        commit_frames(teacher, memory, videos.latents[:, :, start : start + CHUNK], conditions.text_at(0), told)
+    return float(memory.statistics()["suggested_tau"])
+
+
+def score(latents: torch.Tensor, places: torch.Tensor, world: str) -> dict[str, Any]:
+    """Recall by length of absence, validity, effective context length."""
+    recall = code_recall(nearest_codes(latents)[0], places)
+    return {
+        "recall": {f"{low}-{high}": recall.rate(low, high) for low, high in GAP_BINS[world]},
+        "validity": validity(latents),
+        "ecl_seconds": effective_context_length(recall) / LATENT_FPS,
+        "hits": recall.hits.tolist(),
+        "counts": recall.counts.tolist(),
+    }
+
+
+# --- parts -------------------------------------------------------------------------------------------------------
+
+
+def beyond_window(measured: dict[str, Any], low: int = 15) -> float:
+    """Recall over absences longer than every frame a window of the memory's fast part could hold."""
+    recall = RecallByGap(torch.tensor(measured["hits"]), torch.tensor(measured["counts"]))
+    return recall.rate(low, len(measured["counts"]) - 1)
+
+
+def rooms(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
+    """Students A, B and C, and the teachers themselves."""
+    context = train_teacher(work / "context_teacher", "rooms", MEMORY, sizes.teacher_steps, sizes, seed)
+    blind = train_teacher(work / "memoryless_teacher", "rooms", LAST_CHUNK, sizes.memoryless_steps, sizes, seed + 100)
+    memory = dataclasses.replace(MEMORY, tau=calibrate_tau(blind, RoomsWorld(), seed))
+    students = {
+        "A context teacher": train_student(work / "student_a", blind, context, "memory", memory, sizes, seed),
+        "B memoryless teacher": train_student(work / "student_b", blind, blind, "window", memory, sizes, seed),
+        "C no stage 2": blind,
+    }
+    videos = RoomsWorld().sample(sizes.test_videos, sizes.test_frames, generator_for(seed, 5))
+    measured = {}
+    for name, student in students.items():
+        latents = sample_student(student, SlowFastMemory(memory, CHUNK), videos.conditions, seed)
+        measured[name] = score(latents, videos.places, "rooms")
+    own = dataclasses.replace(MEMORY, tau=calibrate_tau(context, RoomsWorld(), seed))
+    for name, teacher, policy in (
+        ("context teacher", context, SlowFastMemory(own, CHUNK)),
+        ("memoryless teacher", blind, SlowFastMemory(LAST_CHUNK, CHUNK)),
+    ):
+        latents = sample_teacher(teacher, policy, videos.conditions, seed, sizes.ode_steps)
+        measured[name] = score(latents, videos.places, "rooms")
+    return {"tau": memory.tau, "arms": measured}
+
+
+def memory_policies(slow_fast: SlowFastMemoryConfig, frames: int) -> dict[str, Callable[[], KVMemory]]:
+    """Memories that are compared on the same weights; `window` and `sink + window` hold as many slots as slow-fast."""
+    slots = slow_fast.sink + slow_fast.slow + slow_fast.fast
+
+    def slow(**changes: Any) -> Callable[[], KVMemory]:
+        return lambda: SlowFastMemory(dataclasses.replace(slow_fast, **changes), CHUNK)
+
+    def window(size: int, sink: int) -> Callable[[], KVMemory]:
+        return lambda: SlidingWindowMemory(SlidingWindowMemoryConfig(window=size, sink=sink), CHUNK)
+
+    return {
+        "full": lambda: FullMemory(FullMemoryConfig(max_frames=frames), CHUNK),
+        "slow-fast": slow(),
+        "uniform slow, every chunk": slow(tau=math.inf, interval=1),
+        "uniform slow, every 2 chunks": slow(tau=math.inf, interval=2),
+        "window": window(slots, 0),
+        "sink + window": window(slots - slow_fast.sink, slow_fast.sink),
+        "6-slot window": window(6, 0),
+        "slow-fast, absolute positions": slow(positions="absolute"),
+    }
+
+
+def panorama(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
+    """Memories on the weights of one teacher; and what error recycling does."""
+    world = PanoramaWorld()
+    teacher = train_teacher(work / "panorama_teacher", "panorama", MEMORY, sizes.teacher_steps, sizes, seed)
+    plain = train_teacher(
+        work / "panorama_teacher_without_recycling", "panorama", MEMORY, sizes.teacher_steps, sizes, seed, False
+    )
+    slow_fast = dataclasses.replace(MEMORY, tau=calibrate_tau(teacher, world, seed))
+    scripts = {"sweep": world.sweep_path(36, 6, 36), "long pause": world.sweep_path(36, 60, 36)}
+    results: dict[str, Any] = {"tau": slow_fast.tau}
+    for script, path in scripts.items():
+        frames = path.shape[1] // CHUNK * CHUNK
+        videos = world.sample(sizes.test_videos, frames, generator_for(seed, 6), path=path[:, :frames])
+        results[script] = {}
+        for name, make in memory_policies(slow_fast, frames).items():
+            latents = sample_teacher(teacher, make(), videos.conditions, seed, sizes.ode_steps)
+            results[script][name] = score(latents, videos.places, "panorama")
+    results["error recycling"] = {
+        name: drifted_error(model, world, sizes, seed) for name, model in (("on", teacher), ("off", plain))
+    }
+    return results
+
+
+@torch.no_grad()
+def drifted_error(
+    teacher: CausalWanTransformer3DModel, world: PanoramaWorld, sizes: Sizes, seed: int
+) -> dict[str, float]:
+    """Flow-matching loss of the target, given clean context and context with the model's own residuals."""
+    batches = CodeLayouts(CodeWorldData("panorama", 96, ContextRange(4, 30)), MEMORY, CHUNK, CHUNK, seed + 999)
+    config = ContextTeacherConfig(shift=3.0, drop_text_probability=0.0, warmup_steps=8, clean_admission=1.0)
+    method = ContextTeacherMethod(teacher, None, config, lambda: batches.batch(0, 0, 1, sizes.test_videos))
+    for step in range(8):
+        method.training_step(batches.batch(step, 0, 1, sizes.batch_size), step, generator_for(seed, 7, step))
+    measured = method.validate()
+    return {"clean": measured["validation_loss"], "drifted": measured["validation_loss_drifted"]}
+
+
+@torch.no_grad()
+def cost(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
+    """Seconds per chunk (median of 10) and bytes after 10, 50, 100 and 200 chunks, all memories in turns."""
+    transformer = new_transformer(seed).eval()
+    marks, repeats = (10, 50, 100, 200), 10
+    frames = CHUNK * (marks[-1] + repeats)
+    videos = RoomsWorld().sample(4, frames, generator_for(seed, 8))
+    conditions = conditions_of(videos.conditions)
+    policies = memory_policies(MEMORY, frames)
+    memories = {name: policies[name]() for name in ("full", "slow-fast", "window")}
+    results: dict[str, Any] = {name: {"seconds": {}, "bytes": {}} for name in memories}
+    seconds: dict[str, list[float]] = {name: [] for name in memories}
+    for chunk in range(marks[-1] + repeats):
+        told = conditions.channels_at(torch.arange(chunk * CHUNK, (chunk + 1) * CHUNK))
+        clean = videos.latents[:, :, chunk * CHUNK : (chunk + 1) * CHUNK]
+        for name, memory in memories.items():
+            began = time.perf_counter()
+            for sigma in STUDENT_SIGMAS:
+                predict_velocity(transformer, clean, sigma, conditions.text_at(0), told, kv_memory=memory)
+            commit_frames(transformer, memory, clean, conditions.text_at(0), told)
+            seconds[name].append(time.perf_counter() - began)
+            if chunk + 1 in marks:
+                results[name]["bytes"][chunk + 1] = memory.nbytes
+    for name, values in seconds.items():
+        for mark in marks:
+            results[name]["seconds"][mark] = statistics.median(values[mark : mark + repeats])
+    return results
+
+
+PARTS: dict[str, Callable[[Path, Sizes, int], dict[str, Any]]] = {"rooms": rooms, "panorama": panorama, "cost": cost}
+
+
+# --- report ------------------------------------------------------------------------------------------------------
+
+
+def spread(values: list[float]) -> str:
+    """Mean and range over seeds."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "–"
+    return f"{statistics.mean(known):.2f} ({min(known):.2f}–{max(known):.2f})"
+
+
+def arms_table(runs: list[dict[str, Any]], world: str) -> str:
+    """Recall by absence, validity and effective context length, mean and range over seeds."""
+    bins = [f"{low}-{high}" for low, high in GAP_BINS[world]]
+    lines = ["| arm | " + " | ".join(f"recall, {name} frames" for name in bins) + " | validity | ECL, s |"]
+    lines.append("|---" * (len(bins) + 3) + "|")
+    for arm in runs[0]:
+        cells = [spread([run[arm]["recall"][name] for run in runs]) for name in bins]
+        cells += [spread([run[arm][key] for run in runs]) for key in ("validity", "ecl_seconds")]
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def rooms_verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The spec's bars, from means over seeds."""
+    arms = {name: name.split()[0] for name in runs[0]["arms"] if name[1] == " "}
+
+    def mean(letter: str, measure: Callable[[dict[str, Any]], float]) -> float:
+        name = next(arm for arm, short in arms.items() if short == letter)
+        return statistics.mean(measure(run["arms"][name]) for run in runs)
+
+    recall = {letter: mean(letter, beyond_window) for letter in "ABC"}
+    quality = {letter: mean(letter, lambda arm: arm["validity"]) for letter in "AB"}
+    ecl = {letter: mean(letter, lambda arm: arm["ecl_seconds"]) for letter in "AB"}
+    return {
+        "recall beyond the window": recall,
+        "world leaks (C > 0.45), comparison void": recall["C"] > LEAKY_WORLD,
+        "A - B >= 0.20": recall["A"] - recall["B"] >= 0.20,
+        "A - C >= 0.25": recall["A"] - recall["C"] >= 0.25,
+        "validity of A within 20 % of B": quality["A"] <= 1.2 * quality["B"],
+        "ECL of A >= 3 x B": ecl["A"] >= 3 * ecl["B"] and ecl["A"] > 0,
+    }
+
+
+def plot_recall(runs: list[dict[str, Any]], path: Path, window: int = 6) -> None:
+    """Recall against length of absence, pooled over seeds."""
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for arm in runs[0]:
+        recalls = [RecallByGap(torch.tensor(run[arm]["hits"]), torch.tensor(run[arm]["counts"])) for run in runs]
+        pooled = recalls[0].merge(*recalls[1:])
+        edges = range(1, len(pooled.counts) - window, window)
+        points = [(low + window / 2, pooled.rate(low, low + window - 1)) for low in edges]
+        points = [(gap / LATENT_FPS, rate) for gap, rate in points if not math.isnan(rate)]
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=arm)
+    axes.axhline(CHANCE, color="gray", linestyle=":", label="chance")
+    axes.set(xlabel="absence, seconds", ylabel="recall", ylim=(0, 1.02))
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def report(results: dict[str, dict[int, Any]], sizes: Sizes, out: Path) -> str:
+    """Writes results.json, table.md and the plots; returns the table."""
+    out.mkdir(parents=True, exist_ok=True)
+    sections = []
+    summary: dict[str, Any] = {"environment": run_environment(), "sizes": dataclasses.asdict(sizes)}
+    for part, by_seed in results.items():
+        runs = list(by_seed.values())
+        summary[part] = {str(seed): run for seed, run in by_seed.items()}
+        if part == "rooms":
+            verdict = rooms_verdict(runs)
+            summary["rooms verdict"] = verdict
+            arms = [run["arms"] for run in runs]
+            sections += [f"### Rooms, {len(runs)} seeds", arms_table(arms, "rooms")]
+            sections.append("\n".join(f"- {name}: {value}" for name, value in verdict.items()))
+            plot_recall(arms, out / "rooms_recall.png")
+        elif part == "panorama":
+            for script in ("sweep", "long pause"):
+                arms = [run[script] for run in runs]
+                sections += [f"### Panorama, {script}, {len(runs)} seeds", arms_table(arms, "panorama")]
+                plot_recall(arms, out / f"panorama_{script.replace(' ', '_')}_recall.png")
+            lines = [
+                "### Error recycling: target loss",
+                "| recycling | clean context | drifted context |",
+                "|---|---|---|",
+            ]
+            for name in ("on", "off"):
+                cells = [spread([run["error recycling"][name][key] for run in runs]) for key in ("clean", "drifted")]
+                lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
+            sections.append("\n".join(lines))
+        else:
+            marks = list(runs[0]["full"]["seconds"])
+            lines = ["### Cost per chunk", "| memory | " + " | ".join(f"chunk {mark}" for mark in marks) + " |"]
+            lines.append("|---" * (len(marks) + 1) + "|")
+            for name in runs[0]:
+                cells = [
+                    f"{1000 * statistics.median(run[name]['seconds'][mark] for run in runs):.0f} ms, "
+                    f"{runs[0][name]['bytes'][mark] / 1e6:.2f} MB"
+                    for mark in marks
+                ]
+                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            sections.append("\n".join(lines))
+    table = "\n\n".join(sections) + "\n"
+    with atomic_write(out / "results.json") as path:
+        Path(path).write_text(json.dumps(summary, indent=1))
+    with atomic_write(out / "table.md") as path:
+        Path(path).write_text(table)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--work", type=Path, default=Path("runs/context_forcing_bench"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("eval/results/context_forcing"), help="default: %(default)s")
+    names = ", ".join(field.name for field in dataclasses.fields(Sizes))
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help=f"budget: {names}")
+    arguments = parser.parse_args()
+    changes = {}
+    for item in arguments.set:
+        name, _, number = item.partition("=")
+        if name not in {field.name for field in dataclasses.fields(Sizes)} or not number.isdigit():
+            parser.error(f"--set {item}: allowed NAME=NUMBER with NAME of {names}")
+        changes[name] = int(number)
+    sizes = dataclasses.replace(Sizes(), **changes)
+    set_threads()
+
+    results: dict[str, dict[int, Any]] = {part: {} for part in arguments.parts}
+    for seed in arguments.seeds:
+        for part in arguments.parts:
+            folder = arguments.work / f"seed_{seed}"
+            finished = folder / f"{part}.json"
+            if not finished.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                print(f"seed {seed}: {part}", flush=True)
+                measured = PARTS[part](folder, sizes, seed)
+                with atomic_write(finished) as path:
+                    Path(path).write_text(json.dumps({"sizes": dataclasses.asdict(sizes), "measured": measured}))
+            stored = json.loads(finished.read_text())
+            if stored["sizes"] != dataclasses.asdict(sizes):
+                parser.error(f"{finished} was measured with other sizes; use another --work or delete it.")
+            results[part][seed] = stored["measured"]
+    print(report(results, sizes, arguments.out))
+
+
+if __name__ == "__main__":
+    main()
