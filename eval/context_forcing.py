@@ -59,7 +59,7 @@ from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import generator_for, set_threads
 from vidgen.runtime.meter import run_environment
 from vidgen.train import OptimizerConfig, TrainConfig, fit
-from vidgen.worlds import PanoramaWorld, RoomsWorld
+from vidgen.worlds.code_worlds import PanoramaWorld, RoomsWorld
 
 CHUNK, FRAME_SHAPE, CHANCE = 3, (4, 2, 8), 1 / 8
 # What the toy worlds' latent frames stand for: Wan's 4 latent frames per second

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import hashlib
 import json
 import sys
 import time
@@ -31,7 +30,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from _benchmark import load_pipeline, make_parser, model_folder, report_progress, write_results
+from _default_model_report import claims, make_table
+from _scene_reader import get_classifier, reconstruct
 from PIL import Image, ImageDraw
 
 from vidgen.memory import KVMemoryConfig, SlidingWindowMemoryConfig, SlowFastMemoryConfig
@@ -43,20 +44,16 @@ from vidgen.metrics import (
     score_revisits,
     summarize_revisits,
 )
-from vidgen.metrics.scene_classifier import WINDOW_OFFSETS, WINDOW_SPAN, to_classifier_pixels
 from vidgen.pipelines import ContextForcingPipeline
-from vidgen.runtime.assets import find_asset
 from vidgen.runtime.checkpoint import atomic_write, file_checksum
-from vidgen.runtime.device import derive_seed, generator_for, select_device, select_dtype, set_threads
+from vidgen.runtime.device import derive_seed, generator_for, set_threads
 from vidgen.runtime.meter import run_environment
-from vidgen.train import OptimizerConfig, StepOutput, TrainConfig, TrainingMethod, fit
 from vidgen.worlds import CameraMove, LandscapeScene, LandscapeWorld, caption, prompt_plan
 from vidgen.worlds.landscape import BIOMES, FAST_SPEED, RAMP_SECONDS, TIMES, TRAVELLERS, WEATHERS
 
 PARTS = ("attributes", "drift", "contact_sheet", "recall")
-BARS = {"biome": 0.9, "time_of_day": 0.9, "weather": 0.75, "traveller": 0.75}
-# Scenes of the classifier and of this test; the recipes of the model train on seeds below and validate from 1,000,000.
-CLASSIFIER_SEEDS, TEST_SEEDS = 3_000_000, 4_000_000
+# Held-out scenes; the classifier learns from seeds below, the recipes of the model from lower ones still.
+TEST_SEEDS = 4_000_000
 MOMENTS = (0, 12, 24, 36, 48, 59)
 RECALL_ATTRIBUTES = {"biome": "meadow", "time_of_day": "day", "weather": "clear", "traveller": "none"}
 # Every biome, time, weather and traveller at least once.
@@ -151,102 +148,6 @@ def generate(
         frames.append(chunk if len(plans) > 1 else chunk[None])
         latents.append(session.last_latents)
     return np.concatenate(frames, axis=1), torch.cat(latents, dim=2)
-
-
-@torch.no_grad()
-def reconstruct(pipe: ContextForcingPipeline, clips: np.ndarray) -> np.ndarray:
-    """Clips `(clips, 4 n + 1 frames, height, width, 3)` uint8 after encoding and decoding."""
-    vae = pipe.vae
-    pixels = torch.from_numpy(clips).to(vae.device, vae.dtype).permute(0, 4, 1, 2, 3) / 127.5 - 1
-    decoded = vae.decode(vae.encode(pixels).latent_dist.mode()).sample
-    return ((decoded.float() + 1) * 127.5).round().clamp(0, 255).byte().permute(0, 2, 3, 4, 1).cpu().numpy()
-
-
-# --- classifier ------------------------------------------------------------------------------------------------
-
-
-class SceneClassifierMethod(TrainingMethod):
-    """Cross-entropy of every attribute on windows that are blurred, noised and dimmed at random.
-
-    The disturbances are those of generated video: without them the classifier would read the crisp edges of the
-    renderer, which no autoencoder keeps.
-    """
-
-    def __init__(self, classifier: SceneClassifier) -> None:
-        super().__init__()
-        self.classifier = classifier
-
-    def roles(self) -> dict[str, torch.nn.Module]:
-        return {"classifier": self.classifier}
-
-    def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
-        pixels = to_classifier_pixels(batch["frames"])
-        pixels = disturb(pixels, generator)
-        logits = self.classifier(pixels)
-        losses = {name: F.cross_entropy(logits[name], batch[name]) for name in SCENE_ATTRIBUTES}
-        return StepOutput({"classifier": sum(losses.values())}, {name: loss.detach() for name, loss in losses.items()})
-
-
-def disturb(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random blur, noise and brightness of windows `(batch, frames, 3, height, width)`, alike in all their frames."""
-
-    def draw() -> torch.Tensor:
-        return torch.rand(len(pixels), 1, 1, 1, 1, generator=generator, device=pixels.device)
-
-    blurred = F.avg_pool2d(F.pad(pixels.flatten(0, 1), (1, 1, 1, 1), mode="replicate"), 3, stride=1)
-    pixels = torch.lerp(pixels, blurred.view_as(pixels), draw())
-    noise = torch.randn(pixels.shape, generator=generator, device=pixels.device)
-    return pixels * (0.95 + 0.1 * draw()) + 0.06 * (draw() - 0.5) + 0.05 * draw() * noise
-
-
-class Windows(torch.utils.data.Dataset):
-    """Windows of rendered scenes; every third scene went through the model's autoencoder."""
-
-    def __init__(self, pipe: ContextForcingPipeline, world: LandscapeWorld, num_scenes: int) -> None:
-        self.windows, self.labels = [], []
-        for first in range(0, num_scenes, 8):  # the world keeps the drawings of 8 scenes
-            scenes = [world.scene(seed=CLASSIFIER_SEEDS + index, seconds=60.0) for index in range(first, first + 8)]
-            for draw in range(4):
-                starts = [derive_seed(scene.seed, draw) % (scene.num_frames - WINDOW_SPAN) for scene in scenes]
-                clips = np.stack([world.render(*pair, WINDOW_SPAN) for pair in zip(scenes, starts, strict=True)])
-                if (first // 8 + draw) % 3 == 0:
-                    clips = reconstruct(pipe, clips)
-                self.windows.extend(clips[:, list(WINDOW_OFFSETS)])
-                self.labels.extend(scene.attributes for scene in scenes)
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        labels = {name: values.index(self.labels[index][name]) for name, values in SCENE_ATTRIBUTES.items()}
-        return {
-            "frames": torch.from_numpy(self.windows[index]),
-            **{name: torch.tensor(value) for name, value in labels.items()},
-        }
-
-
-def get_classifier(pipe: ContextForcingPipeline, world: LandscapeWorld, sizes: Sizes, cache: Path) -> SceneClassifier:
-    """The classifier for this model's autoencoder and frame size, trained at first use."""
-    key = hashlib.sha256(repr((sizes.classifier_scenes, sizes.classifier_steps, world.height, world.width)).encode())
-    for parameter in pipe.vae.parameters():
-        key.update(parameter.detach().float().flatten()[:16].cpu().numpy().tobytes())
-    folder = cache / key.hexdigest()[:12]
-    path = folder / "classifier.safetensors"
-    if not path.exists():
-        torch.manual_seed(0)  # initial weights
-        classifier = SceneClassifier()
-        optimizer = OptimizerConfig(lr=2e-3, warmup_steps=20, schedule="cosine", schedule_by="time")
-        config = TrainConfig(
-            output_dir=str(folder),
-            max_steps=sizes.classifier_steps,
-            max_minutes=3.0,
-            batch_size=32,
-            checkpoint_every=max(50, sizes.classifier_steps // 4),
-            optimizers={"classifier": optimizer},
-        )
-        fit(SceneClassifierMethod(classifier), Windows(pipe, world, sizes.classifier_scenes), config)
-        classifier.save(path)
-    return SceneClassifier.load(path).to(pipe.vae.device)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------
@@ -417,10 +318,8 @@ class Bench:
     """What the parts share: models, sizes, budget, and long videos that two of them look at."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        device = select_device()
-        self.model = Path(options.model or find_asset())
-        self.pipe = ContextForcingPipeline.from_pretrained(self.model, dtype=select_dtype(None, device)).to(device)
-        self.pipe.set_progress_bar_config(disable=True)
+        self.model = model_folder(options.model)
+        self.pipe = load_pipeline(options.model)
         config = self.pipe.config
         self.world = LandscapeWorld(config.default_height, config.default_width, int(config.fps))
         self.sizes = SMOKE if options.smoke else Sizes()
@@ -430,7 +329,8 @@ class Bench:
 
     @functools.cached_property
     def classifier(self) -> SceneClassifier:
-        return get_classifier(self.pipe, self.world, self.sizes, self.cache)
+        sizes = self.sizes
+        return get_classifier(self.pipe, self.world, sizes.classifier_scenes, sizes.classifier_steps, self.cache)
 
     @functools.cached_property
     def minute_videos(self) -> tuple[list[LandscapeScene], np.ndarray, torch.Tensor]:
@@ -458,98 +358,6 @@ MEASURES = {
 }
 
 
-# --- report ----------------------------------------------------------------------------------------------------
-
-
-def claims(parts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The bars of the attributes part, for what of it was measured."""
-    scores = parts.get("attributes", {}).get("generated", {})
-    return [
-        {
-            "claim": f"accuracy of {name}",
-            "value": scores[name]["accuracy"],
-            "at_least": bar,
-            "passed": scores[name]["accuracy"] >= bar,
-        }
-        for name, bar in BARS.items()
-        if name in scores
-    ]
-
-
-def attribute_lines(part: dict[str, Any]) -> list[str]:
-    lines = [
-        f"Attributes read back from {part['num_clips']} generated clips of {part['seconds']:g} s (95 % interval); the "
-        "classifier itself on held-out real clips and on these after the model's autoencoder.",
-        "",
-        "| attribute | generated | bar | | real | real, 2 s | re-encoded, 2 s |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, bar in BARS.items():
-        score = part["generated"][name]
-        low, high = score["interval"]
-        verdict = "pass" if score["accuracy"] >= bar else "FAIL"
-        others = " | ".join(
-            f"{part[kind][name]['accuracy']:.1%}" for kind in ("real", "real_two_seconds", "re_encoded_two_seconds")
-        )
-        lines.append(
-            f"| {name} | {score['accuracy']:.1%} ({low:.1%} to {high:.1%}) | {bar:.0%} | {verdict} | {others} |"
-        )
-    return lines
-
-
-def drift_lines(part: dict[str, Any]) -> list[str]:
-    lines = [
-        f"Drift over {part['seconds']:g} s, last {part['edge_seconds']:g} s against the first, "
-        f"{len(part['videos'])} videos: mean over videos (worst). Real videos change too, because the camera moves.",
-        "",
-        "| | shift of the mean, in standard deviations | standard deviation, last / first |",
-        "|---|---|---|",
-    ]
-    for kind, label in (("rgb", "generated, RGB"), ("latent", "generated, latents"), ("real_rgb", "real, RGB")):
-        shifts = [video[kind]["mean_shift"] for video in part["videos"]]
-        ratios = [video[kind]["std_ratio"] for video in part["videos"]]
-        worst = max(ratios, key=lambda ratio: abs(np.log(max(ratio, 1e-8))))
-        lines.append(f"| {label} | {np.mean(shifts):.3f} ({max(shifts):.3f}) | {np.mean(ratios):.3f} ({worst:.3f}) |")
-    lines += ["", "| attribute | first seconds | last seconds |", "|---|---|---|"]
-    for name in SCENE_ATTRIBUTES:
-        first, last = (part[f"{end}_attributes"][name]["accuracy"] for end in ("first", "last"))
-        lines.append(f"| {name} | {first:.0%} | {last:.0%} |")
-    return lines
-
-
-def recall_lines(part: dict[str, Any]) -> list[str]:
-    lines = [
-        "Recall of revisited places after the camera panned right for T seconds and back: best-aligned PSNR against "
-        "the own past, above the same search in other videos of the prompt (mean ± standard deviation over videos), "
-        "over places first seen more than T seconds before. `recall` is how often the own past matches better; 0.5 is "
-        "chance.",
-        "",
-        "| T (s) | memory | PSNR (dB) | chance (dB) | gain (dB) | recall |",
-        "|---|---|---|---|---|---|",
-    ]
-    for turn, memory in dict.fromkeys((row["turn"], row["memory"]) for row in part["rows"]):
-        rows = [row for row in part["rows"] if (row["turn"], row["memory"]) == (turn, memory)]
-        cells = [
-            f"{np.mean(values):.2f} ± {np.std(values):.2f}"
-            for values in ([row[key] for row in rows] for key in ("psnr", "chance", "gain", "recall"))
-        ]
-        lines.append(f"| {turn:g} | {memory} | {' | '.join(cells)} |")
-    return lines
-
-
-def make_table(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
-    lines = [f"Model `{results['model']}` on {results['environment']['cpu']}."]
-    for name, report in (("attributes", attribute_lines), ("drift", drift_lines), ("recall", recall_lines)):
-        part = results["parts"].get(name)
-        if part is None:
-            continue
-        lines += ["", *report(part)]
-        if not part["complete"]:
-            lines += ["", f"The part `{name}` ran out of its time budget and is incomplete."]
-    return "\n".join(lines) + "\n"
-
-
 def merge_results(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
     """Parts of earlier runs on the same weights, replaced by those measured now."""
     if path.exists():
@@ -559,32 +367,13 @@ def merge_results(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
     return {**fresh, "claims": claims(fresh["parts"])}
 
 
-def write_results(out: Path, fresh: dict[str, Any]) -> dict[str, Any]:
-    """Merge and write results.json and table.md."""
-    results = merge_results(out / "results.json", fresh)
-    for name, text in (("results.json", json.dumps(results, indent=1) + "\n"), ("table.md", make_table(results))):
-        with atomic_write(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return results
-
-
-def report_progress(text: str) -> None:
-    """One line on stderr, overwritten on a terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="pipeline folder; default the embedded model")
-    parser.add_argument("--out", type=Path, default=Path("eval/results/default_model"), help="output folder")
+    parser = make_parser(__doc__, "default_model")
     parser.add_argument("--cache", type=Path, default=Path("runs/eval/scene_classifier"), help="trained classifiers")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
     parser.add_argument("--seeds", type=int, default=3, help="videos per memory and T in the recall part")
     parser.add_argument("--first-seed", type=int, default=0, help="shifts all seeds: other scenes, other noise")
     parser.add_argument("--minutes", type=float, help="start no further generation after this many minutes")
-    parser.add_argument("--smoke", action="store_true", help="a few seconds of video: shows direction, not numbers")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.first_seed < 0:
         parser.error(f"--seeds {options.seeds} --first-seed {options.first_seed}: at least 1 and at least 0")
@@ -608,8 +397,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "seeds": {"first": options.first_seed, "number": options.seeds},
         }
         # Written after every part: a run that is stopped keeps what it has measured.
-        results = write_results(
-            options.out,
+        results = merge_results(
+            options.out / "results.json",
             {
                 "benchmark": "default_model",
                 "model": bench.model.name,
@@ -619,6 +408,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "parts": {name: part},
             },
         )
+        write_results(options.out, results, make_table(results))
     print(make_table(results))
     for claim in results["claims"]:
         verdict = "pass" if claim["passed"] else "FAIL"

@@ -27,15 +27,15 @@ from typing import Any
 
 import psutil
 import torch
+from _benchmark import load_pipeline, make_parser, model_folder, report_progress, write_results
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vidgen.data import VideoWriter
 from vidgen.memory import FullMemoryConfig, KVMemoryConfig, SlidingWindowMemoryConfig, SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.pipelines import ContextForcingPipeline, GenerationSession
-from vidgen.runtime.assets import find_asset
 from vidgen.runtime.checkpoint import atomic_write
-from vidgen.runtime.device import generator_for, select_device, select_dtype, set_threads
+from vidgen.runtime.device import generator_for, set_threads
 from vidgen.runtime.meter import count_flops, matmul_peak, run_environment
 
 PROMPT = (
@@ -56,14 +56,6 @@ def arms(num_chunks: int, num_frames_per_block: int) -> dict[str, KVMemoryConfig
         "sliding_window": SlidingWindowMemoryConfig(window=slow_fast.sink + slow_fast.slow + slow_fast.fast),
         "slow_fast": slow_fast,
     }
-
-
-def load_pipeline(model: str | None) -> ContextForcingPipeline:
-    """The pipeline on this machine's device, silent."""
-    device = select_device()
-    pipe = ContextForcingPipeline.from_pretrained(model or find_asset(), dtype=select_dtype(None, device)).to(device)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def start_session(
@@ -338,20 +330,10 @@ def draw_curves(results: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def report_progress(text: str) -> None:
-    """One line on stderr, overwritten on a terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="pipeline folder; default the embedded model")
-    parser.add_argument("--out", type=Path, default=Path("eval/results/generation_cost"), help="output folder")
+    parser = make_parser(__doc__, "generation_cost")
     parser.add_argument("--chunks", type=int, default=200, help="chunks of the curves")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, 0, 1, …")
-    parser.add_argument("--smoke", action="store_true", help="a few chunks only: shows direction, not numbers")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     parser.add_argument("--resident-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.chunks < 4 or options.seeds < 1:
@@ -377,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peaks = [matmul_peak(pipe.transformer.dtype, device=pipe._execution_device)]
     results: dict[str, Any] = {
         "benchmark": "generation_cost",
-        "model": Path(options.model or find_asset()).name,
+        "model": model_folder(options.model).name,
         "smoke": options.smoke,
         "seeds": seeds,
         "chunks": num_chunks,
@@ -401,9 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results["claims"] = claims(results)
 
     table = make_table(results)
-    for name, text in (("results.json", json.dumps(results, indent=1)), ("table.md", table)):
-        with atomic_write(options.out / name) as temporary:
-            temporary.write_text(text + "\n" * (not text.endswith("\n")), encoding="utf-8")
+    write_results(options.out, results, table)
     draw_curves(results, options.out / "seconds_per_chunk.png")
     print(table)
     return int(options.check and not all(claim["passed"] for claim in results["claims"]))

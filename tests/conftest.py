@@ -1,8 +1,11 @@
-"""Settings every test shares: no network, one thread per xdist worker, slow and gpu tests only where they belong."""
+"""What every test shares: no network, one thread per xdist worker, slow and gpu tests only where they belong, and the
+tiny pipeline."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 # Before anything imports huggingface_hub, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -12,6 +15,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from vidgen.pipelines import ContextForcingPipeline
+
+TINY_WORDS = ["a", "meadow", "desert", "coast", "at", "dawn", "night", "in", "the", "rain", "snow", "with", "birds"]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers share the cores: more threads than cores slow small operations several-fold.
@@ -31,54 +39,88 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if "slow" not in item.keywords]
 
 
-@pytest.fixture(scope="session")
-def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A saved `ContextForcingPipeline` with random weights: 32x48 pixels, 12 frames per second, 2 steps per chunk."""
+def build_pipeline(seed: int = 0, **overrides: Any) -> ContextForcingPipeline:
+    """A whole pipeline of the real classes with random weights, small enough to generate a chunk in milliseconds."""
+    # Here and not above: most tests need none of these.
     from diffusers import AutoencoderKLWan
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
     from vidgen.models.causal_wan import CausalWanTransformer3DModel
     from vidgen.pipelines import ContextForcingPipeline
     from vidgen.schedulers import FlowConsistencyScheduler
 
-    words = ["<pad>", "<unk>", "a", "meadow", "desert", "at", "dawn", "in", "the", "rain"]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    vocabulary = {word: index for index, word in enumerate(["<pad>", "</s>", "<unk>", *TINY_WORDS])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     with torch.random.fork_rng():
-        torch.manual_seed(0)
-        text_config = UMT5Config(vocab_size=16, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
-        pipe = ContextForcingPipeline(
-            tokenizer=PreTrainedTokenizerFast(
-                tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", model_max_length=8
-            ),
-            text_encoder=UMT5EncoderModel(text_config),
-            vae=AutoencoderKLWan(
-                base_dim=4,
-                z_dim=16,
-                dim_mult=[1, 1, 1],
-                num_res_blocks=1,
-                temperal_downsample=[True, True],
-                in_channels=12,
-                out_channels=12,
-                patch_size=2,
-                scale_factor_spatial=8,
-                scale_factor_temporal=4,
-            ),
-            transformer=CausalWanTransformer3DModel(
-                num_attention_heads=2,
-                attention_head_dim=12,
-                text_dim=16,
-                freq_dim=16,
-                ffn_dim=32,
-                num_layers=1,
-            ),
-            scheduler=FlowConsistencyScheduler(timesteps=[1000, 500]),
-            fps=12.0,
-            default_height=32,
-            default_width=48,
-            max_sequence_length=8,
+        torch.manual_seed(seed)
+        text_config = UMT5Config(
+            vocab_size=len(vocabulary), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0
         )
+        vae = AutoencoderKLWan(
+            base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[True, True],
+            latents_mean=[0.1, 0.0, -0.1, 0.2],
+            latents_std=[1.0, 1.2, 0.9, 1.1],
+            in_channels=12,
+            out_channels=12,
+            patch_size=2,
+            scale_factor_spatial=8,
+            scale_factor_temporal=4,
+        )
+        transformer = CausalWanTransformer3DModel(
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=4,
+            out_channels=4,
+            text_dim=16,
+            freq_dim=16,
+            ffn_dim=48,
+            num_layers=2,
+            rope_max_seq_len=64,
+        )
+        text_encoder = UMT5EncoderModel(text_config)
+    with torch.no_grad():
+        # An untrained network barely hears its inputs; tests of prompts and memory need one that does.
+        transformer.proj_out.weight.mul_(4)
+        for block in transformer.blocks:
+            block.attn2.to_out[0].weight.mul_(4)
+            block.attn1.to_out[0].weight.mul_(4)
+    parts = {
+        "tokenizer": PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
+        ),
+        "text_encoder": text_encoder.eval(),
+        "vae": vae.eval(),
+        "transformer": transformer.eval(),
+        "scheduler": FlowConsistencyScheduler(num_inference_steps=2),
+        "fps": 12,
+        "default_height": 16,
+        "default_width": 32,
+        "max_sequence_length": 8,
+    }
+    pipe = ContextForcingPipeline(**{**parts, **overrides})
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="session")
+def make_pipeline() -> Callable[..., ContextForcingPipeline]:
+    """Builds a fresh tiny pipeline from a seed, with given components or settings in place of its own."""
+    return build_pipeline
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny pipeline saved: 32x48 pixels, 12 frames per second, 2 steps per chunk, prompts of a whole sentence."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    pipe.save_pretrained(folder)
+    build_pipeline(default_height=32, default_width=48, max_sequence_length=64).save_pretrained(folder)
     return str(folder)

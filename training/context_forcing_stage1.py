@@ -1,6 +1,6 @@
 """Stage 1 of Context Forcing: Self Forcing of a few-step student on short rollouts.
 
-    torchrun --nproc_per_node N training/context_forcing_stage1.py --config configs/context_forcing/tiny_stage1.yaml [KEY=VALUE ...]
+    torchrun --nproc_per_node N training/context_forcing_stage1.py --config configs/context_forcing/tiny_stage1.yaml
 
 Run it again to resume. `accelerate launch` works as well; on CPUs it starts a single process.
 """

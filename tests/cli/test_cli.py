@@ -369,16 +369,32 @@ def test_read_only_folder(run, tmp_path):
     assert (code, "can't write in folder" in err) == (2, True)
 
 
-def test_two_runs_on_one_output_are_refused(run, tiny_model_folder, tmp_path):
+@pytest.mark.parametrize("option", ["", "--force", "--resume"])
+def test_second_run_on_one_output_is_refused_before_the_model_is_loaded(run, tmp_path, monkeypatch, option):
     from vidgen.data import VideoWriter
 
+    monkeypatch.setattr(generate_command, "_load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+    session_file = tmp_path / "video.mp4.session.safetensors"
     with VideoWriter(tmp_path / "video.mp4", fps=12, height=32, width=48) as other:
         other.append(np.zeros((4, 32, 48, 3), np.uint8))
-        code, _, err = run("generate", "a meadow", "--model", tiny_model_folder, "--frames", 9, "--force")
+        session_file.touch()  # the other run saves its session now and then; it hasn't stopped
+        arguments = [option, session_file] if option == "--resume" else ["a meadow", *filter(None, [option])]
+        code, _, err = run("generate", *arguments)
         assert code == 2
-        assert "another run" in err
-        assert other.num_frames == 4
-    assert len(read_video(tmp_path / "video.mp4")) == 4
+        assert err.startswith("error: another run is writing") and err.count("\n") == 1
+        other.append(np.zeros((4, 32, 48, 3), np.uint8))
+    assert session_file.exists()
+    assert len(read_video(tmp_path / "video.mp4")) == 8
+
+
+def test_run_that_cannot_start_leaves_a_stopped_one_alone(run, tmp_path):
+    partial, session = tmp_path / "video.partial.mp4", tmp_path / "video.mp4.session.safetensors"
+    partial.write_bytes(b"frames")
+    session.write_bytes(b"state")
+    for arguments in (["a meadow", "--force", "--model", "./nowhere"], ["--resume", session, "--model", "./nowhere"]):
+        code, _, err = run("generate", *arguments)
+        assert (code, err) == (2, "error: --model ./nowhere is not a folder\n")
+        assert (partial.read_bytes(), session.read_bytes()) == (b"frames", b"state")
 
 
 @pytest.mark.parametrize("damage", ["weights", "config", "missing"])

@@ -306,6 +306,39 @@ def test_promote_replaces_the_decision_at_the_same_interval():
     assert memory.similarities == []
 
 
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_promote_is_read_by_the_commits_that_decide_and_by_no_other(interval):
+    options = {"sink": 3, "slow": 3, "fast": 6, "interval": interval}
+    memory, undecided = make_memory("slow_fast", **options), make_memory("slow_fast", **options)
+    promoted = [3, 4, 5]
+    for number in range(1, 13):
+        # Nine slots are full after three commits.
+        decides = number > 3 and number % interval == 0
+        # The memory's own decision on still frames is never to promote.
+        memory.commit(key_values([SAME]), promote=torch.tensor([True]))
+        undecided.commit(key_values([SAME]), promote=torch.tensor([not decides]))
+        promoted = [*promoted[1:], 3 * (number - 1)] if decides else promoted
+        if number >= 3:
+            assert slow_ids(memory) == promoted
+            assert slow_ids(undecided) == [3, 4, 5]
+    assert memory.num_decisions == memory.num_promotions == undecided.num_decisions > 0
+    assert undecided.num_promotions == 0
+    assert memory.similarities == undecided.similarities == []
+
+
+def test_promote_has_no_effect_on_memories_without_decisions():
+    for name, options in (
+        ("full", {"max_frames": 24}),
+        ("sliding_window", {"window": 9}),
+        ("slow_fast", {"slow": 0, "fast": 9, "sink": 0, "interval": 1}),
+    ):
+        plain, told = make_memory(name, **options), make_memory(name, **options)
+        for chunk in range(6):
+            plain.commit(key_values([ORTHOGONAL[chunk % 2]]))
+            told.commit(key_values([ORTHOGONAL[chunk % 2]]), promote=torch.tensor([True]))
+        assert torch.equal(plain.frame_ids, told.frame_ids)
+
+
 def test_promote_can_differ_between_layers():
     memory = make_memory("slow_fast", scope="per_layer", **SMALL)
     for _ in range(5):

@@ -11,7 +11,7 @@ import torch
 
 from vidgen.metrics import RecallByGap, code_recall, effective_context_length, nearest_codes, validity
 from vidgen.runtime.errors import VidgenError
-from vidgen.worlds import CODEBOOK, PanoramaWorld, RoomsWorld
+from vidgen.worlds.code_worlds import CODEBOOK, PanoramaWorld, RoomsWorld
 
 WORLDS = [PanoramaWorld(), RoomsWorld()]
 

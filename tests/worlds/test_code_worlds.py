@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vidgen.runtime.errors import ConfigError, VidgenError
-from vidgen.worlds import CODEBOOK, CodeVideos, PanoramaWorld, RoomsWorld
+from vidgen.worlds.code_worlds import CODEBOOK, CodeVideos, PanoramaWorld, RoomsWorld
 
 WORLDS = [PanoramaWorld(), PanoramaWorld(columns=7, view=2), RoomsWorld(), RoomsWorld(rooms=3, chunk=2, max_visit=1)]
 

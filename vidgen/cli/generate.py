@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ import typer
 from vidgen.runtime.errors import VidgenError
 
 if TYPE_CHECKING:
+    from vidgen.data.video_writer import VideoClaim
     from vidgen.pipelines import ContextForcingPipeline, GenerationSession
 
 INTERRUPTED = 130
@@ -99,29 +100,28 @@ def generate(
     }  # fmt: skip
     _check_arguments(prompt, resume, settings, session_every)
     output = _choose_output(output, resume)
-    to_stdout = str(output) == "-"
-    if not to_stdout:
-        check_output(output, force=force, resuming=resume is not None)
-
-    pipe = _load_pipeline(model, device, dtype, attention, compile_blocks)
-    if resume is not None:
-        from vidgen.pipelines import GenerationSession
-
-        session = GenerationSession.load(resume, pipe)
-    else:
-        session = _start_session(pipe, prompt, settings)
-    _print_budget(session)
-
     again = ["vidgen", "generate", "--resume", f"{output}{SESSION_SUFFIX}", "-o", str(output)]
     same = {"--model": model, "--scale": scale, "--device": device, "--dtype": dtype, "--attention": attention}
     for option, value in same.items():
         again += [option, str(value)] if value is not None else []
-    reporter = _Reporter(session, stream=stream and not to_stdout)
-    with _stop_on_signal(session) as stop, reporter:
-        if to_stdout:
-            _write_raw(session, stop, reporter)
+    to_stdout = str(output) == "-"
+
+    with nullcontext() if to_stdout else claim_output(output, force, resuming=resume is not None) as claim:
+        pipe = _load_pipeline(model, device, dtype, attention, compile_blocks)
+        if resume is not None:
+            from vidgen.pipelines import GenerationSession
+
+            session = GenerationSession.load(resume, pipe)
         else:
-            _write_video(session, output, scale, resume is not None, session_every, stop, reporter)
+            session = _start_session(pipe, prompt, settings)
+        _print_budget(session)
+
+        reporter = _Reporter(session, stream=stream and not to_stdout)
+        with _stop_on_signal(session) as stop, reporter:
+            if to_stdout:
+                _write_raw(session, stop, reporter)
+            else:
+                _write_video(session, claim, scale, resume is not None, session_every, stop, reporter)
     if not session.finished:
         if not to_stdout:
             print(
@@ -174,16 +174,21 @@ def _choose_output(output: Path | None, resume: Path | None) -> Path:
     return output or DEFAULT_OUTPUT
 
 
-def check_output(output: Path, force: bool, resuming: bool) -> None:
-    """Makes sure that a video can be written, before models are loaded.
+@contextmanager
+def claim_output(output: Path, force: bool, resuming: bool) -> Iterator[VideoClaim]:
+    """Makes sure, before models are loaded, that a video can be written, and keeps other runs from its name.
 
     Args:
         output: The video's final name.
         force: Whether an existing video or a stopped run's files may be replaced.
         resuming: Whether those files are going to be continued.
 
+    Yields:
+        The claim, for a `VideoWriter`.
+
     Raises:
         OutputError: The name isn't an .mp4 in a writable folder, or is taken.
+        VideoWriteError: Another run is writing it, or the disk is full.
     """
     if output.suffix.lower() != ".mp4":
         raise OutputError(f"output {output} must end in .mp4, as {output.with_suffix('.mp4')}")
@@ -196,13 +201,17 @@ def check_output(output: Path, force: bool, resuming: bool) -> None:
             pass
     except OSError as error:
         raise OutputError(f"can't write in folder {output.parent.absolute()}: {error.strerror}") from error
-    if force:
-        return
-    if output.exists():
-        raise OutputError(f"{output} exists; choose another --output, or add --force to replace it")
-    session_file = output.with_name(output.name + SESSION_SUFFIX)
-    if session_file.exists() and not resuming:
-        raise OutputError(f"{output} has a stopped run; continue it with --resume {session_file}, or add --force")
+
+    from vidgen.data.video_writer import VideoClaim
+
+    with VideoClaim(output) as claim:
+        # Looked at under the claim: before, a run that is about to finish could still make these files.
+        session_file = output.with_name(output.name + SESSION_SUFFIX)
+        if output.exists() and not force:
+            raise OutputError(f"{output} exists; choose another --output, or add --force to replace it")
+        if session_file.exists() and not (force or resuming):
+            raise OutputError(f"{output} has a stopped run; continue it with --resume {session_file}, or add --force")
+        yield claim
 
 
 # --- the session ----------------------------------------------------------------------------------------------
@@ -426,7 +435,7 @@ def _write_raw(session: GenerationSession, stop: _Stop, reporter: _Reporter) -> 
 
 def _write_video(
     session: GenerationSession,
-    output: Path,
+    claim: VideoClaim,
     scale: int | None,
     resuming: bool,
     session_every: int,
@@ -437,12 +446,12 @@ def _write_video(
     from vidgen.data import VideoWriter
     from vidgen.pipelines import GenerationError
 
-    session_file = output.with_name(output.name + SESSION_SUFFIX)
+    session_file = claim.path.with_name(claim.path.name + SESSION_SUFFIX)
     settings = session.settings
     if scale is None:
         scale = max(1, -(-MIN_DISPLAY_HEIGHT // settings.height))
     writer = VideoWriter(
-        output,
+        claim,
         fps=settings.fps,
         height=settings.height,
         width=settings.width,

@@ -149,8 +149,10 @@ class KVMemory(ABC):
 
         Args:
             key_values: per layer the unrotated `(key, value)`, each `(batch, frames, tokens, heads, head_dim)`.
-            promote: overrides the memory's own decision which samples keep a frame of this chunk for long,
-                `(batch,)` or `(layers, batch)` bool; only for memories that take such decisions.
+            promote: the caller's decision, in place of the memory's own, which samples keep a frame of this chunk for
+                long; `(batch,)` or `(layers, batch)` bool. Read only by a commit with which the memory takes a
+                decision, see the memory's class; given with any other commit it has no effect, so it may be passed
+                every time.
 
         Raises:
             MemoryConfigError: when layers, batch or token sizes differ from what is stored.

@@ -76,7 +76,13 @@ class SlowFastMemoryConfig(KVMemoryConfig):
 
 
 class SlowFastMemory(KVMemory):
-    """Constant-size memory of an attention sink, surprising past frames and the newest frames."""
+    """Constant-size memory of an attention sink, surprising past frames and the newest frames.
+
+    A commit takes a decision, its own or that of `commit(promote=…)`, when there are slow slots, the new frames no
+    longer fit beside the stored ones, and it is the `interval`-th, 2 `interval`-th, … commit since `reset`, those that
+    filled the memory included. Between decisions nothing is promoted and `promote` is not read. `num_decisions` counts
+    the samples (times layers, with `scope="per_layer"`) decided so far.
+    """
 
     name = "slow_fast"
     config: SlowFastMemoryConfig

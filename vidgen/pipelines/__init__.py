@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from vidgen.pipelines.context_forcing import ContextForcingPipeline, ContextForcingPipelineOutput
 from vidgen.pipelines.prompt_plan import PromptPlan, PromptPlanError, PromptSegment
-from vidgen.pipelines.session import GenerationError, GenerationSession, GenerationSettings, SessionFileError
+from vidgen.pipelines.session import GenerationSession
+from vidgen.pipelines.session_state import GenerationError, GenerationSettings, SessionFileError
 
 __all__ = [
     "ContextForcingPipeline",

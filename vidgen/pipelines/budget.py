@@ -13,7 +13,7 @@ from vidgen.models.streaming_vae import StreamingVAEDecoder
 
 if TYPE_CHECKING:
     from vidgen.pipelines.context_forcing import ContextForcingPipeline
-    from vidgen.pipelines.session import GenerationSettings
+    from vidgen.pipelines.session_state import GenerationSettings
 
 # The decoder's state is proportional to the latent cells; measuring one takes a second, so once per VAE.
 _DECODER_ELEMENTS_PER_CELL: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()

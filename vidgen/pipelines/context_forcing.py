@@ -20,17 +20,16 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKLWan, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers import AutoencoderKLWan, DiffusionPipeline
 from diffusers.loaders import WanLoraLoaderMixin
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import BaseOutput
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerBase, UMT5EncoderModel
 
-from vidgen.memory import KVMemory, KVMemoryConfig, make_memory
+from vidgen.memory import KVMemory, KVMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.models.streaming_vae import FRAMES_PER_GROUP, StreamingVAEEncoder
-from vidgen.pipelines.budget import describe_remedies, estimate_budget, format_bytes
 from vidgen.pipelines.inputs import (
     ImageInput,
     Prompt,
@@ -40,16 +39,24 @@ from vidgen.pipelines.inputs import (
     per_sample,
     to_pixels,
 )
-from vidgen.pipelines.prompt_plan import PromptPlan
-from vidgen.pipelines.session import GenerationError, GenerationSession, GenerationSettings, num_chunks_until
-from vidgen.runtime.device import available_memory
-from vidgen.schedulers import FlowConsistencyScheduler
+from vidgen.pipelines.request import (
+    check_budget,
+    check_noise,
+    check_positions,
+    check_size,
+    count_latents,
+    prepare_memory,
+    resolve_guidance_scale,
+    resolve_num_frames,
+    resolve_num_steps,
+)
+from vidgen.pipelines.session import GenerationSession
+from vidgen.pipelines.session_state import GenerationError, GenerationSettings
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_SECONDS = 5.0
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
-ODE_STEPS, ODE_GUIDANCE_SCALE = 50, 5.0  # Wan's own defaults
 # What a pipeline folder needs; pickled weights are never fetched.
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt")
 
@@ -261,20 +268,20 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         """
         plans = parse_prompts(prompt)
         batch_size = len(plans)
-        num_frames = self._num_frames(num_frames, seconds, plans)
+        num_frames = resolve_num_frames(self, num_frames, seconds, plans)
         settings = GenerationSettings(
             height=height or self.config.default_height,
             width=width or self.config.default_width,
             fps=self.config.fps,
             num_frames=num_frames,
-            num_inference_steps=self._num_steps(num_inference_steps),
-            guidance_scale=self._check_guidance_scale(guidance_scale),
+            num_inference_steps=resolve_num_steps(self, num_inference_steps),
+            guidance_scale=resolve_guidance_scale(self, guidance_scale),
             negative_prompts=tuple(per_sample(negative_prompt or "", batch_size, "negative_prompt")),
             prompt_switch=prompt_switch,
             undo_depth=undo_depth,
             decode=decode,
         )
-        self._check_size(settings.height, settings.width)
+        check_size(self, settings.height, settings.width)
 
         # 1. Given frames
         if image is not None and video is not None:
@@ -287,13 +294,13 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         num_given_latents = 0 if given is None else (given.shape[2] - 1) // self.vae_scale_factor_temporal + 1
 
         # 2. Memory, and whether it fits
-        total_latents = self._num_latents(num_frames, num_given_latents, counts=image is not None)
-        memory = self._make_memory(memory, total_latents)
-        self._check_positions(memory, total_latents)
-        self._check_budget(memory, settings, batch_size, max_memory_gb)
+        total_latents = count_latents(self, num_frames, num_given_latents, counts=image is not None)
+        memory = prepare_memory(self, memory, total_latents)
+        check_positions(self, memory, total_latents)
+        check_budget(self, memory, settings, batch_size, max_memory_gb)
 
         # 3. Noise
-        noise = self._check_noise(latents, settings, batch_size, total_latents, num_given_latents)
+        noise = check_noise(self, latents, settings, batch_size, total_latents, num_given_latents)
         session = GenerationSession(
             self,
             settings,
@@ -310,184 +317,10 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
             session.prefill(self._encode_pixels(given), emit=is_image or include_input, counts=is_image)
         return session
 
-    def _num_frames(self, num_frames: int | None, seconds: float | None, plans: Sequence[PromptPlan]) -> int | None:
-        """Frames to generate; `None` for no end."""
-        if num_frames is not None and seconds is not None:
-            raise GenerationError(f"Both num_frames={num_frames} and seconds={seconds} are given; give one of them.")
-        fps = self.config.fps
-        if seconds is not None:
-            if not math.isfinite(seconds) or round(seconds * fps) < 1:
-                raise GenerationError(
-                    f"seconds={seconds}; the shortest video is 1 frame, {1 / fps:.3g} s at {fps:g} fps."
-                )
-            num_frames = round(seconds * fps)
-        elif num_frames is None:
-            lengths = [plan.seconds for plan in plans]
-            if None in lengths:
-                return None
-            num_frames = round(max(lengths) * fps)
-        if num_frames != int(num_frames) or num_frames < 1:
-            raise GenerationError(f"num_frames={num_frames}; it must be a whole number of at least 1.")
-        for plan in plans:
-            plan.check_length(num_frames, fps)
-        return int(num_frames)
-
-    @property
-    def _is_distilled(self) -> bool:
-        return isinstance(self.scheduler, FlowConsistencyScheduler)
-
-    def _num_steps(self, num_inference_steps: int | None) -> int:
-        scheduler = self.scheduler
-        if not isinstance(
-            scheduler, (FlowConsistencyScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler)
-        ):
-            raise GenerationError(
-                f"The scheduler is a {type(scheduler).__name__}; allowed: FlowConsistencyScheduler, "
-                "FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler."
-            )
-        if scheduler.config.get("stochastic_sampling") or scheduler.config.get("use_dynamic_shifting"):
-            raise GenerationError(
-                "The scheduler uses stochastic_sampling or use_dynamic_shifting, whose results depend on more than "
-                "seed and chunk; turn both off."
-            )
-        if isinstance(scheduler, UniPCMultistepScheduler) and scheduler.config.prediction_type != "flow_prediction":
-            raise GenerationError(
-                f"The UniPC scheduler predicts {scheduler.config.prediction_type!r}; this transformer predicts "
-                "velocity: configure prediction_type='flow_prediction' and use_flow_sigmas=True."
-            )
-        if num_inference_steps is None:
-            default = scheduler.config.get("timesteps")
-            default = len(default) if default else scheduler.config.get("num_inference_steps")
-            return default if self._is_distilled else ODE_STEPS
-        most = scheduler.config.num_train_timesteps
-        if not 1 <= num_inference_steps <= most:
-            raise GenerationError(
-                f"num_inference_steps={num_inference_steps}; allowed: 1 to {most}, the scheduler's training timesteps."
-            )
-        return num_inference_steps
-
-    def _check_guidance_scale(self, guidance_scale: float | None) -> float:
-        if guidance_scale is None:
-            return 1.0 if self._is_distilled else ODE_GUIDANCE_SCALE
-        if not math.isfinite(guidance_scale) or guidance_scale < 0:
-            raise GenerationError(
-                f"guidance_scale={guidance_scale}; it must be finite and not negative, 1 for no guidance."
-            )
-        if self._is_distilled and guidance_scale > 1:
-            raise GenerationError(
-                f"guidance_scale={guidance_scale} was asked of a distilled few-step model, into which guidance is "
-                "already trained; use guidance_scale=1, or an ODE scheduler with an undistilled transformer."
-            )
-        return float(guidance_scale)
-
     @property
     def size_multiple(self) -> int:
         """Height and width must be multiples of it: VAE stride times patch."""
         return self.vae_scale_factor_spatial * math.lcm(*self.transformer.config.patch_size[1:])
-
-    def _check_size(self, height: int, width: int) -> None:
-        unit = self.size_multiple
-        if min(height, width) < unit or height % unit or width % unit:
-            nearest = [max(unit, round(size / unit) * unit) for size in (height, width)]
-            raise GenerationError(
-                f"height={height}, width={width}; both must be multiples of {unit}. "
-                f"Nearest valid: {nearest[0]}x{nearest[1]}."
-            )
-
-    def _num_latents(self, num_frames: int | None, num_given_latents: int, counts: bool) -> int | None:
-        """Latent frames at the end, given ones included; `None` without an end."""
-        if num_frames is None:
-            return None
-        chunk, stride = self.transformer.config.num_frames_per_block, self.vae_scale_factor_temporal
-        end = num_frames
-        if num_given_latents and not counts:
-            end += (num_given_latents - 1) * stride + 1
-        return num_given_latents + chunk * num_chunks_until(end, num_given_latents, chunk, stride)
-
-    def _make_memory(self, memory: str | KVMemoryConfig | KVMemory, total_latents: int | None) -> KVMemory:
-        chunk = self.transformer.config.num_frames_per_block
-        if isinstance(memory, KVMemory):
-            if memory.num_frames:
-                raise GenerationError(
-                    f"The memory already holds {memory.num_frames} latent frames of another video; call its reset(), "
-                    "or continue that video's session."
-                )
-            if memory.num_frames_per_block < chunk:
-                raise GenerationError(
-                    f"The memory was made for chunks of {memory.num_frames_per_block} latent frames, the transformer "
-                    f"works in chunks of {chunk}: build it with num_frames_per_block={chunk}."
-                )
-            return memory
-        if memory == "full" and total_latents is None:
-            raise GenerationError(
-                "memory='full' grows with the video, which has no end here: give num_frames or seconds, or use "
-                "memory='slow_fast'."
-            )
-        return make_memory(memory, chunk, max_frames=total_latents)
-
-    def _check_positions(self, memory: KVMemory, total_latents: int | None) -> None:
-        """Refuse a video whose positions would run over the rotary table."""
-        table = self.transformer.config.rope_max_seq_len
-        highest = total_latents
-        if memory.config.positions == "bounded":
-            in_view = memory.capacity + self.transformer.config.num_frames_per_block
-            highest = in_view if total_latents is None else min(total_latents, in_view)
-        if highest is not None and highest > table:
-            seconds = ((table - 1) * self.vae_scale_factor_temporal + 1) / self.config.fps
-            raise GenerationError(
-                f"memory={memory.name!r} with positions={memory.config.positions!r} would give this video {highest} "
-                f"temporal positions; the transformer's rotary table has {table}, enough for {seconds:.0f} s. Use "
-                "memory='slow_fast', whose positions are bounded, or a shorter video."
-            )
-
-    def _check_budget(
-        self, memory: KVMemory, settings: GenerationSettings, batch_size: int, max_memory_gb: float | None
-    ) -> None:
-        if max_memory_gb is not None and not max_memory_gb > 0:
-            raise GenerationError(f"max_memory_gb={max_memory_gb}; it must be positive.")
-        budget = estimate_budget(self, memory, settings, batch_size)
-        if max_memory_gb is None:
-            needed, limit = budget.state, available_memory(self._execution_device)
-            source = f"free on {self._execution_device}"
-        else:
-            needed, limit, source = budget.weights + budget.state, int(max_memory_gb * 1e9), "max_memory_gb"
-        if needed > limit:
-            raise GenerationError(
-                f"This generation needs an estimated {needed:,} bytes ({format_bytes(needed)}: weights "
-                f"{format_bytes(budget.weights if max_memory_gb is not None else 0)}, keys and values "
-                f"{format_bytes(budget.key_values)}, decoder {format_bytes(budget.decoder)}); the limit is "
-                f"{format_bytes(limit)} ({source}). Cheapest remedies (keys and values then): "
-                f"{describe_remedies(self, memory, settings, batch_size)}."
-            )
-
-    def _check_noise(
-        self,
-        noise: torch.Tensor | None,
-        settings: GenerationSettings,
-        batch_size: int,
-        total_latents: int | None,
-        num_given_latents: int,
-    ) -> torch.Tensor | None:
-        if noise is None:
-            return None
-        if total_latents is None:
-            raise GenerationError("latents are given for a video without an end; give num_frames or seconds.")
-        stride = self.vae_scale_factor_spatial
-        expected = (
-            batch_size,
-            self.transformer.config.in_channels,
-            total_latents - num_given_latents,
-            settings.height // stride,
-            settings.width // stride,
-        )
-        if tuple(noise.shape) != expected:
-            raise GenerationError(
-                f"latents has shape {tuple(noise.shape)}; expected (batch, channels, latent frames of whole chunks, "
-                f"height, width) = {expected}."
-            )
-        if not bool(torch.isfinite(noise).all()):
-            raise GenerationError("latents holds NaN or infinity; give finite noise, or none to draw it.")
-        return noise.float().cpu()
 
     def _given_pixels(
         self, image: ImageInput | None, video: ImageInput | None, settings: GenerationSettings, batch_size: int

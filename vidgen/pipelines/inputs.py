@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from vidgen.pipelines.prompt_plan import PromptPlan, PromptPlanError
-from vidgen.pipelines.session import GenerationError
+from vidgen.pipelines.session_state import GenerationError
 
 Prompt = str | Path | PromptPlan | Sequence
 ImageInput = PIL.Image.Image | np.ndarray | torch.Tensor | Sequence

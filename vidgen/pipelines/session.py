@@ -9,8 +9,6 @@ Self Forcing, arXiv 2506.08009). The noise of chunk `i`, that of its renoising s
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,123 +22,25 @@ from vidgen.memory import KeyValues, KVMemory, make_memory
 from vidgen.models.streaming_vae import StreamingVAEDecoder
 from vidgen.pipelines.budget import describe_remedies, estimate_budget, format_bytes
 from vidgen.pipelines.prompt_plan import PromptPlan
-from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
+from vidgen.pipelines.session_state import (
+    GenerationError,
+    GenerationSettings,
+    SessionState,
+    check_prompt_switch,
+    load_session,
+    save_session,
+)
 from vidgen.runtime.device import generator_for
-from vidgen.runtime.errors import VidgenError, suggestion
 from vidgen.schedulers import FlowConsistencyScheduler
 
 if TYPE_CHECKING:
     from vidgen.pipelines.context_forcing import ContextForcingPipeline
-
-SESSION_SCHEMA = 1
-PROMPT_SWITCHES = ("recache", "keep", "flush")
-# Enough values of each weight to tell two checkpoints apart, few enough to read in no time.
-FINGERPRINT_VALUES = 16
-
-
-class GenerationError(VidgenError):
-    """A generation cannot start or continue."""
-
-
-class SessionFileError(VidgenError):
-    """A session file is unreadable or belongs to another model or version."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GenerationSettings:
-    """What stays fixed during a session.
-
-    Attributes:
-        height: pixels.
-        width: pixels.
-        fps: frames per second, which turns the prompt plan's seconds into frames.
-        num_frames: frames to generate, those of a conditioning video not counted; `None` for no end.
-        num_inference_steps: denoising steps of a chunk.
-        guidance_scale: classifier-free guidance; 1 is off.
-        negative_prompts: one per sample.
-        prompt_switch: what happens to the memory when the plan changes the prompt: `"recache"` recomputes the keys and
-            values of sink and newest frames under the new prompt, `"keep"` leaves them, `"flush"` drops all but the
-            sink and the last chunk.
-        undo_depth: chunks that `undo` can take back.
-        decode: whether `step` returns frames rather than latents.
-    """
-
-    height: int
-    width: int
-    fps: float
-    num_frames: int | None
-    num_inference_steps: int
-    guidance_scale: float
-    negative_prompts: tuple[str, ...]
-    prompt_switch: str = "recache"
-    undo_depth: int = 1
-    decode: bool = True
-
-    def __post_init__(self) -> None:
-        check_prompt_switch(self.prompt_switch)
-        if self.undo_depth < 0:
-            raise GenerationError(f"undo_depth={self.undo_depth}; it must be 0 or more.")
-
-
-def check_prompt_switch(mode: str) -> None:
-    """Raise a `GenerationError` unless `mode` names a way of switching prompts."""
-    if mode not in PROMPT_SWITCHES:
-        raise GenerationError(f"Unknown prompt_switch {mode!r}: {suggestion(str(mode), PROMPT_SWITCHES)}")
 
 
 def num_chunks_until(num_frames: int, num_latents: int, num_frames_per_chunk: int, temporal_stride: int) -> int:
     """Chunks to generate until `num_frames` frames exist, when `num_latents` latent frames do."""
     num_needed = math.ceil((num_frames - 1) / temporal_stride) + 1
     return max(0, math.ceil((num_needed - num_latents) / num_frames_per_chunk))
-
-
-def pipeline_fingerprint(pipe: ContextForcingPipeline) -> dict[str, str]:
-    """Hash of the parts of a pipeline that decide what a session generates."""
-
-    def config_of(component: Any) -> str:
-        config = {name: value for name, value in dict(component.config).items() if not name.startswith("_")}
-        return json.dumps(config, sort_keys=True, default=str)
-
-    fingerprint = {"scheduler": hashlib.sha256((type(pipe.scheduler).__name__ + config_of(pipe.scheduler)).encode())}
-    for name in ("transformer", "vae"):
-        component = getattr(pipe, name)
-        digest = hashlib.sha256(config_of(component).encode())
-        for parameter_name, parameter in component.named_parameters():
-            digest.update(parameter_name.encode())
-            if parameter.device.type != "meta":
-                stride = max(1, parameter.numel() // FINGERPRINT_VALUES)
-                values = parameter.detach().flatten()[::stride][:FINGERPRINT_VALUES]
-                digest.update(values.float().cpu().numpy().tobytes())
-        fingerprint[name] = digest
-    return {name: digest.hexdigest() for name, digest in fingerprint.items()}
-
-
-@dataclasses.dataclass
-class _State:
-    """What changes from chunk to chunk. Copies share tensors, which are replaced and never written to."""
-
-    memory: KVMemory
-    decoder: StreamingVAEDecoder
-    plans: list[PromptPlan]
-    latents: torch.Tensor  # (batch, channels, frames, h, w) clean latents that a recache may need, on the CPU
-    latent_ids: list[int]
-    pending_frames: torch.Tensor | None  # (batch, frames, height, width, 3) uint8: decoded input, not emitted yet
-    active_prompts: list[str] | None = None
-    requested_switch: str | None = None  # by set_prompt, for the next chunk
-    first_block: int = 0  # latent frames of the very first block
-    emits_input: bool = True  # whether given frames are part of the output
-    time_origin: int = 0  # frames of the conditioning video, which the prompt plan and num_frames don't count
-    chunk_index: int = 0
-    num_frames_emitted: int = 0
-
-    def copy(self) -> _State:
-        return dataclasses.replace(
-            self,
-            memory=self.memory.clone(),
-            decoder=self.decoder.clone(),
-            plans=list(self.plans),
-            latent_ids=list(self.latent_ids),
-        )
 
 
 class GenerationSession:
@@ -195,7 +95,7 @@ class GenerationSession:
             settings.width // pipe.vae_scale_factor_spatial,
         )
         channels, latent_height, latent_width = self.latent_shape
-        self._state = _State(
+        self._state = SessionState(
             memory=memory,
             decoder=StreamingVAEDecoder(pipe.vae),
             plans=list(plans),
@@ -204,7 +104,7 @@ class GenerationSession:
             pending_frames=None,
             first_block=self.num_frames_per_chunk,
         )
-        self._history: list[_State] = []
+        self._history: list[SessionState] = []
         self._prompt_embeds: dict[str, torch.Tensor] = {}
         self._interrupt = False
         # Clean latents of the last chunk, and of the given frames when they belong to the output; on the CPU.
@@ -646,28 +546,7 @@ class GenerationSession:
 
     def save(self, path: str | Path) -> None:
         """Write the session to one safetensors file, which appears whole or not at all. Undo history isn't saved."""
-        state = self._state
-        tensors = {f"memory.{name}": tensor for name, tensor in state.memory.state_dict().items()}
-        tensors |= {f"decoder.{name}": tensor for name, tensor in state.decoder.state_dict().items()}
-        tensors["latents"] = state.latents
-        if state.pending_frames is not None:
-            tensors["pending_frames"] = state.pending_frames
-        if self.noise is not None:
-            tensors["noise"] = self.noise
-        header = {
-            "schema": SESSION_SCHEMA,
-            "fingerprint": pipeline_fingerprint(self.pipe),
-            "settings": dataclasses.asdict(self.settings),
-            "memory": {
-                "name": state.memory.name,
-                "config": dataclasses.asdict(state.memory.config),
-                "num_frames_per_block": state.memory.num_frames_per_block,
-            },
-            "sample_seeds": self.sample_seeds,
-            "plans": [plan.to_list() for plan in state.plans],
-            "state": {name: getattr(state, name) for name in _SAVED_FIELDS},
-        }
-        save_safetensors(tensors, path, {"vidgen_session": json.dumps(header)})
+        save_session(path, self.pipe, self.settings, self._state, self.sample_seeds, self.noise)
 
     @classmethod
     def load(cls, path: str | Path, pipe: ContextForcingPipeline, **callbacks: Any) -> GenerationSession:
@@ -682,56 +561,7 @@ class GenerationSession:
             SessionFileError: when the file isn't a session, comes from a newer version, or from other models.
             CheckpointError: when the file is missing or damaged.
         """
-        tensors, metadata = load_safetensors(path)
-        if "vidgen_session" not in metadata:
-            raise SessionFileError(f"{path} is a safetensors file, but not a saved session.")
-        header = json.loads(metadata["vidgen_session"])
-        if header["schema"] > SESSION_SCHEMA:
-            raise SessionFileError(
-                f"{path} has session schema {header['schema']}; this version reads up to {SESSION_SCHEMA}. "
-                "Update vidgen."
-            )
-        expected = pipeline_fingerprint(pipe)
-        different = [name for name, digest in header["fingerprint"].items() if expected[name] != digest]
-        if different:
-            raise SessionFileError(
-                f"{path} was saved with another {' and '.join(different)} (configuration, weights, dtype or LoRA); "
-                "continue it with the pipeline that began it."
-            )
-
-        settings = dict(header["settings"])
-        settings["negative_prompts"] = tuple(settings["negative_prompts"])
-        memory = make_memory(
-            header["memory"]["name"], header["memory"]["num_frames_per_block"], **header["memory"]["config"]
-        )
-        session = cls(
-            pipe,
-            GenerationSettings(**settings),
-            [PromptPlan.parse(plan) for plan in header["plans"]],
-            memory,
-            header["sample_seeds"],
-            noise=tensors.get("noise"),
-            **callbacks,
-        )
-        device = pipe._execution_device
-        state = session._state
-        for component, prefix in ((state.memory, "memory."), (state.decoder, "decoder.")):
-            entries = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            component.load_state_dict(entries)
-        state.memory.to(device)
-        state.latents, state.pending_frames = tensors["latents"], tensors.get("pending_frames")
-        for name in _SAVED_FIELDS:
-            setattr(state, name, header["state"][name])
+        settings, state, sample_seeds, noise = load_session(path, pipe)
+        session = cls(pipe, settings, state.plans, state.memory, sample_seeds, noise=noise, **callbacks)
+        session._state = state
         return session
-
-
-_SAVED_FIELDS = (
-    "latent_ids",
-    "active_prompts",
-    "requested_switch",
-    "first_block",
-    "emits_input",
-    "time_origin",
-    "chunk_index",
-    "num_frames_emitted",
-)

@@ -22,7 +22,8 @@ from vidgen.recipes.landscape import LatentsRecipe, _pixel_frame, _scene, tokeni
 from vidgen.runtime.checkpoint import load_safetensors
 from vidgen.runtime.device import derive_seed, generator_for
 from vidgen.runtime.errors import ConfigError
-from vidgen.worlds import PanoramaWorld, RoomsWorld, caption
+from vidgen.worlds import caption
+from vidgen.worlds.code_worlds import PanoramaWorld, RoomsWorld
 
 TEXT_DIM = 8
 

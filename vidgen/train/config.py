@@ -131,6 +131,12 @@ class TrainConfig:
         batch_size: Samples per process and micro-batch.
         gradient_accumulation_steps: Micro-batches per optimizer step.
         mixed_precision: `"bf16"` runs the forward under autocast; weights, gradients and EMA stay as they are.
+        fsdp: Shard parameters, gradients, optimizer states and averages of all roles, frozen ones too, over the
+            processes (FSDP2, `torch.distributed.fsdp.fully_shard`); with bf16, gathered weights are bfloat16 and
+            gradients are averaged in float32. Checkpoints and `weights/` are those of an unsharded run, so a run can
+            be resumed with or without it and by any number of processes. A role is then used through its forward
+            only, and all processes make the same calls in the same order, with the same parameters in use. One
+            process has nobody to share with and trains as if it were off.
         max_grad_norm: Gradients of a role are scaled down to this norm; `None` = no clipping.
         ema_decay: Largest decay of the moving average of the weights (in float32); it rises from 0.1 as
             (1 + n) / (10 + n) over n updates. `None` = no average.
@@ -152,6 +158,7 @@ class TrainConfig:
     batch_size: int = 1
     gradient_accumulation_steps: int = 1
     mixed_precision: Literal["no", "bf16"] = "no"
+    fsdp: bool = False
     max_grad_norm: float | None = 1.0
     ema_decay: float | None = None
     ema_start: int = 0
@@ -185,6 +192,10 @@ class TrainConfig:
             f"ema_decay={self.ema_decay}; it must be between 0 and 1, or null",
         )
         for role, optimizer in self.optimizers.items():
+            _require(
+                not self.fsdp or optimizer.kind != "muon",
+                f"optimizers.{role}.kind='muon' needs whole matrices, which fsdp=true shards; use adamw or fsdp=false",
+            )
             _require(
                 optimizer.schedule_by == "steps" or self.max_minutes is not None,
                 f"optimizers.{role}.schedule_by='time' needs max_minutes",

@@ -4,9 +4,10 @@ Optimizer step s, in this order: learning rates (a function of s), gradients of 
 micro-batches, mean over processes, finite check, clipping, optimizers of the active roles, their moving averages. Data
 order, noise and dropout are functions of (seed, s, rank), so a resumed run equals an uninterrupted one bit for bit.
 
-Each role's loss is backpropagated into that role's parameters alone (`Tensor.backward(inputs=...)`); losses may share
-graphs and run through other roles. Processes average gradients after the backward passes, instead of through
-`DistributedDataParallel`, whose bookkeeping assumes one backward pass into all parameters per forward pass.
+Each role's loss adds gradients to that role's parameters alone; losses may share graphs and run through other roles.
+Processes average gradients after the backward passes, instead of through `DistributedDataParallel`, whose bookkeeping
+assumes one backward pass into all parameters per forward pass. With `fsdp` they are averaged as they are computed, in
+each micro-batch: keeping whole gradients until the last one would take the memory that sharding saves.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .batches import BatchView, make_loader
 from .config import TrainConfig
 from .journal import prepare_folder, training_row, write_row
 from .method import TrainingMethod
-from .processes import StopRequest, agree, average_gradients, make_accelerator, share_weights
+from .processes import StopRequest, agree, average_gradients, gradient_norm, make_accelerator, place
 from .state import TrainState, newest_checkpoint
 
 
@@ -66,11 +67,12 @@ def fit(method: TrainingMethod, data: Any, config: TrainConfig) -> TrainResult:
         config: The run.
 
     Returns:
-        How the run ended. The method's models hold the last weights, not the averaged ones.
+        How the run ended. The method's models hold the last weights, not the averaged ones; with `fsdp` they stay
+        sharded.
 
     Raises:
         TrainingError: A loss or gradient is not finite (the weights are those before the failing step), an active
-            role has no loss, or the folder holds a run and `resume` is off.
+            role has no loss, the folder holds a run and `resume` is off, or a role can't be sharded.
         CheckpointError: The newest checkpoint is damaged or does not fit.
         KeyboardInterrupt: After Ctrl-C or SIGTERM, once a checkpoint is written.
     """
@@ -80,8 +82,8 @@ def fit(method: TrainingMethod, data: Any, config: TrainConfig) -> TrainResult:
         raise TrainingError(f"{output_dir} holds the checkpoint {checkpoint.name}; use resume=true or another folder")
     accelerator = make_accelerator(config)
     device, main = accelerator.device, accelerator.is_main_process
-    share_weights(method.to(device), accelerator)
-    state = TrainState(method, config)
+    twins = place(method, config, accelerator)
+    state = TrainState(method, config, twins)
     if checkpoint is not None:
         state.load(checkpoint)
     accelerator.wait_for_everyone()
@@ -112,8 +114,8 @@ def fit(method: TrainingMethod, data: Any, config: TrainConfig) -> TrainResult:
                         measured = {name: float(value) for name, value in method.validate().items()}
                     write_row(accelerator, output_dir, {"step": state.step, "validation": measured})
                 if stopping or ended or (state.step % config.checkpoint_every == 0 and state.step > first_step):
-                    if main and saved_step != state.step:
-                        state.save()
+                    if saved_step != state.step and (main or twins):
+                        state.save(main)
                     saved_step = state.step
                     accelerator.wait_for_everyone()
                 if stopping or ended:
@@ -184,7 +186,7 @@ def _compute_gradients(
             if role not in output.losses or not output.losses[role].requires_grad:
                 raise TrainingError(f"step {step}: no loss that depends on the active role {role!r}")
             loss = output.losses[role].float() / accumulation
-            loss.backward(inputs=list(state.parameters[role].values()), retain_graph=number + 1 < len(active))
+            _backpropagate(loss, state, role, retain_graph=number + 1 < len(active))
         values = {f"losses/{name}": value for name, value in output.losses.items()}
         values |= {f"metrics/{name}": value for name, value in output.metrics.items()}
         for name, value in values.items():
@@ -194,10 +196,25 @@ def _compute_gradients(
         gradients = average_gradients(list(state.parameters[role].values()), accelerator)
         if not gradients:
             raise TrainingError(f"step {step}: the loss of role {role!r} reaches none of its parameters")
-        sums[f"grad_norm/{role}"] = torch.nn.utils.get_total_norm(gradients).float()
+        sums[f"grad_norm/{role}"] = gradient_norm(gradients, accelerator)
     # One transfer from the device per step, and one verdict for all processes.
     means = accelerator.reduce(torch.stack([sums[name] for name in sorted(sums)]), "mean").tolist()
     return dict(zip(sorted(sums), means, strict=True))
+
+
+def _backpropagate(loss: torch.Tensor, state: TrainState, role: str, retain_graph: bool) -> None:
+    """Adds the gradients of a loss to the parameters of one role; what reaches others is dropped.
+
+    `backward(inputs=...)` would say it in one word, but sharded parameters are no leaves of the graph: their gathered
+    copies are.
+    """
+    own = {id(parameter) for parameter in state.parameters[role].values()}
+    kept = [(parameter, parameter.grad) for parameter in state.method.parameters() if id(parameter) not in own]
+    for parameter, _ in kept:
+        parameter.grad = None
+    loss.backward(retain_graph=retain_graph)
+    for parameter, gradient in kept:
+        parameter.grad = gradient
 
 
 def _update_weights(state: TrainState, active: tuple[str, ...], values: dict[str, float]) -> None:

@@ -8,7 +8,7 @@ Layout of a checkpoint `step_000200/` (200 = optimizer steps done):
     extra_state.safetensors      tensors of `TrainingMethod.extra_state`
     state.json                   counters, log window, JSON part of the extra state, CRC-32 of each other file
 
-Frozen roles are not in it: whoever builds the method loads them again.
+Frozen roles are not in it: whoever builds the method loads them again. Tensors are whole, also those of a sharded run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vidgen.runtime.checkpoint import atomic_directory, file_checksum, load_safetensors, save_safetensors
 from vidgen.runtime.errors import CheckpointError, TrainingError, suggestion
@@ -51,14 +52,16 @@ class TrainState:
     Args:
         method: Already on the training device. Roles without optimizer config are frozen and set to `eval()`.
         config: The run.
+        twins: Unsharded twins, without weights, of the trained roles that are sharded.
 
     Raises:
         TrainingError: A configured role does not exist or has nothing to train.
     """
 
-    def __init__(self, method: TrainingMethod, config: TrainConfig) -> None:
+    def __init__(self, method: TrainingMethod, config: TrainConfig, twins: Mapping[str, nn.Module]) -> None:
         self.method = method
         self.config = config
+        self.twins = twins
         self.step = 0
         self.samples = 0
         self.elapsed_seconds = 0.0
@@ -100,7 +103,7 @@ class TrainState:
         updates = self.step + 1 - self.config.ema_start
         decay = 0.0 if updates <= 0 else min(self.config.ema_decay or 0.0, (1 + updates) / (10 + updates))
         for key, average in self.ema.get(role, {}).items():
-            average.lerp_(self.parameters[role][key].detach().float(), 1 - decay)
+            _local(average).lerp_(_local(self.parameters[role][key].detach()).float(), 1 - decay)
 
     def count_step(self, values: dict[str, float], samples: int) -> None:
         """Counts a finished step and adds its numbers to the log window."""
@@ -133,34 +136,51 @@ class TrainState:
             for key, tensor in tensors.items():
                 self.parameters[name][key].copy_(tensor)
 
-    def save(self) -> Path:
-        """Writes the checkpoint of the current step and the weights a user loads; drops the oldest checkpoints."""
+    def save(self, main: bool) -> None:
+        """Writes the checkpoint of the current step and the weights a user loads; drops the oldest checkpoints.
+
+        Args:
+            main: Whether this process writes. Of a sharded run all have to call it, the others give their shards.
+        """
         output_dir = Path(self.config.output_dir)
-        target = output_dir / f"step_{self.step:06d}"
-        with atomic_directory(target) as folder:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(atomic_directory(output_dir / f"step_{self.step:06d}")) if main else None
             for name, role in self.roles.items():
-                save_safetensors(role.state_dict(), folder / f"{name}.safetensors")
-                save_safetensors(self._optimizer_tensors(name), folder / f"{name}.optimizer.safetensors")
+                _save_whole(role.state_dict(), folder, f"{name}.safetensors")
+                _save_whole(self._optimizer_tensors(name), folder, f"{name}.optimizer.safetensors")
                 if name in self.ema:
-                    save_safetensors(self.ema[name], folder / f"{name}.ema.safetensors")
-            extra = self.method.extra_state()
-            tensors = {key: value for key, value in extra.items() if isinstance(value, torch.Tensor)}
-            save_safetensors(tensors, folder / "extra_state.safetensors")
-            scalars = {
-                "format": FORMAT,
-                "step": self.step,
-                "samples": self.samples,
-                "elapsed_seconds": self.elapsed_seconds,
-                "window": self.window,
-                "extra_state": {key: value for key, value in extra.items() if key not in tensors},
-                "files": {file.name: file_checksum(file) for file in sorted(folder.glob("*.safetensors"))},
-            }
-            (folder / "state.json").write_text(json.dumps(scalars, indent=1))
-        with self.averaged_weights() as roles, torch.no_grad(), atomic_directory(output_dir / "weights") as folder:
-            self.method.save_pretrained(folder, roles)
-        for old in list_checkpoints(output_dir)[: -self.config.keep_checkpoints]:
-            shutil.rmtree(old)
-        return target
+                    _save_whole(self.ema[name], folder, f"{name}.ema.safetensors")
+            if folder is not None:
+                self._save_scalars(folder)
+        with self.averaged_weights() as roles, torch.no_grad():
+            for name, twin in self.twins.items():
+                weights = _gather(roles[name].state_dict(), keep=main)
+                if main:
+                    twin.load_state_dict(weights, assign=True)
+            if main:
+                with atomic_directory(output_dir / "weights") as folder:
+                    self.method.save_pretrained(folder, {**roles, **self.twins})
+                for twin in self.twins.values():
+                    empty = {key: tensor.to("meta") for key, tensor in twin.state_dict().items()}
+                    twin.load_state_dict(empty, assign=True)
+        if main:
+            for old in list_checkpoints(output_dir)[: -self.config.keep_checkpoints]:
+                shutil.rmtree(old)
+
+    def _save_scalars(self, folder: Path) -> None:
+        extra = self.method.extra_state()
+        tensors = {key: value for key, value in extra.items() if isinstance(value, torch.Tensor)}
+        save_safetensors(tensors, folder / "extra_state.safetensors")
+        scalars = {
+            "format": FORMAT,
+            "step": self.step,
+            "samples": self.samples,
+            "elapsed_seconds": self.elapsed_seconds,
+            "window": self.window,
+            "extra_state": {key: value for key, value in extra.items() if key not in tensors},
+            "files": {file.name: file_checksum(file) for file in sorted(folder.glob("*.safetensors"))},
+        }
+        (folder / "state.json").write_text(json.dumps(scalars, indent=1))
 
     def load(self, folder: Path) -> None:
         """Restores a checkpoint.
@@ -207,8 +227,9 @@ class TrainState:
                 f"{folder} holds no role {name!r}; was it added to optimizers after this checkpoint?"
             )
         tensors, _ = load_safetensors(path)
+        own = role.state_dict()
         try:
-            role.load_state_dict(tensors)
+            role.load_state_dict({key: _shard_like(tensor, own.get(key)) for key, tensor in tensors.items()})
         except RuntimeError as error:
             raise CheckpointError(f"{path} does not fit the role {name!r}: {' '.join(str(error).split())}") from error
         if name in self.ema:
@@ -221,7 +242,7 @@ class TrainState:
             }:
                 raise CheckpointError(f"{path} does not fit the trainable parameters of the role {name!r}")
             for key, tensor in tensors.items():
-                self.ema[name][key].copy_(tensor)
+                self.ema[name][key].copy_(_shard_like(tensor, self.ema[name][key]))
         path = folder / f"{name}.optimizer.safetensors"
         tensors, _ = load_safetensors(path)
         self._load_optimizers(name, tensors, path)
@@ -240,7 +261,9 @@ class TrainState:
         by_parameter: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
         for full, tensor in tensors.items():
             index, key, parameter_name = full.split("/", 2)
-            by_parameter.setdefault((int(index), parameter_name), {})[key] = tensor
+            # Step counts are scalars, which every process has.
+            sharded = _shard_like(tensor, self.parameters[name].get(parameter_name)) if tensor.ndim else tensor
+            by_parameter.setdefault((int(index), parameter_name), {})[key] = sharded
         for index, optimizer in enumerate(self.optimizers[name]):
             # torch numbers the parameters of an optimizer in the order of its groups
             ordered = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
@@ -263,3 +286,36 @@ class TrainState:
         return CheckpointError(
             f"{path} holds another optimizer's state of {parameter!r}; was its kind changed, or what is trainable?"
         )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this process's part of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _gather(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
+    """Returns whole tensors, or none at all without `keep`; all processes of a sharded run have to call it."""
+    whole = {}
+    for key, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            gathered = tensor.full_tensor()
+            tensor = gathered.cpu() if keep else gathered  # one at a time on the device
+        if keep:
+            whole[key] = tensor
+    return whole
+
+
+def _save_whole(tensors: Mapping[str, torch.Tensor], folder: Path | None, name: str) -> None:
+    """Gathers tensors and writes them where a folder is given."""
+    whole = _gather(tensors, keep=folder is not None)
+    if folder is not None:
+        save_safetensors(whole, folder / name)
+
+
+def _shard_like(tensor: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
+    """Cuts this process's part out of a whole tensor where the reference of that shape is sharded."""
+    if not isinstance(reference, DTensor) or reference.shape != tensor.shape:
+        return tensor
+    tensor = tensor.to(reference.device)
+    # Every process has read the file, so nothing is sent; the copy lets go of the rest of the tensor.
+    return distribute_tensor(tensor, reference.device_mesh, reference.placements, src_data_rank=None).clone()

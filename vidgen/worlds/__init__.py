@@ -1,6 +1,8 @@
-"""Data sources with a known truth."""
+"""Data sources with a known truth.
 
-from vidgen.worlds.code_worlds import CODEBOOK, CodeVideos, PanoramaWorld, RoomsWorld
+`vidgen.worlds.code_worlds` is imported by its own name: it needs torch, which a process that only renders does not.
+"""
+
 from vidgen.worlds.landscape import (
     BIOMES,
     MOVES,
@@ -17,18 +19,14 @@ from vidgen.worlds.landscape_captions import caption, parse_caption, prompt_plan
 
 __all__ = [
     "BIOMES",
-    "CODEBOOK",
     "MOVES",
     "TIMES",
     "TRAVELLERS",
     "WEATHERS",
     "CameraMove",
-    "CodeVideos",
     "LandscapeError",
     "LandscapeScene",
     "LandscapeWorld",
-    "PanoramaWorld",
-    "RoomsWorld",
     "SceneObject",
     "caption",
     "parse_caption",
