@@ -1,4 +1,4 @@
-"""Encode the training scenes of the embedded model (5 minutes on 2 cores).
+"""Latent space of the embedded model, and the training scenes in it (4 minutes on 2 cores).
 
     python training/landscape_latents.py --config configs/landscape/tiny_latents.yaml [num_scenes=32 ...]
 

@@ -1,4 +1,4 @@
-"""Causal video autoencoder of the embedded model, on LandscapeWorld (13 minutes on 2 cores).
+"""Causal video autoencoder of the embedded model, on LandscapeWorld (40 minutes on one core).
 
     accelerate launch training/landscape_vae.py --config configs/landscape/tiny_vae.yaml [KEY=VALUE ...]
 
