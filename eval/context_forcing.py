@@ -18,6 +18,7 @@ benchmark goes on where it was.
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import math
@@ -33,6 +34,7 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from _benchmark import write_results
 
 from vidgen.forcing.conditions import Conditions, predict_velocity
 from vidgen.forcing.context_teacher import ContextTeacherConfig, ContextTeacherMethod
@@ -133,13 +135,11 @@ def train_teacher(
     folder: Path, world: str, memory: SlowFastMemoryConfig, steps: int, sizes: Sizes, seed: int, recycle: bool = True
 ) -> CausalWanTransformer3DModel:
     """A teacher that continues videos of a world from what a memory holds."""
-    if not (folder / "done").exists():
-        data = CodeWorldData(world, frames=96, context=ContextRange(0, 30))
-        batches = CodeLayouts(data, memory, CHUNK, CHUNK, seed)
-        config = ContextTeacherConfig(shift=3.0, drop_text_probability=0.0, error_probability=0.5 if recycle else 0.0)
-        method = ContextTeacherMethod(new_transformer(seed), None, config, lambda: batches.batch(0, 0, 1, 16))
-        fit(method, batches, train_config(folder, steps, sizes, seed, {"teacher": 3e-3}))
-        (folder / "done").touch()
+    data = CodeWorldData(world, frames=96, context=ContextRange(0, 30))
+    batches = CodeLayouts(data, memory, CHUNK, CHUNK, seed)
+    config = ContextTeacherConfig(shift=3.0, drop_text_probability=0.0, error_probability=0.5 if recycle else 0.0)
+    method = ContextTeacherMethod(new_transformer(seed), None, config, lambda: batches.batch(0, 0, 1, 16))
+    fit(method, batches, train_config(folder, steps, sizes, seed, {"teacher": 3e-3}))
     return CausalWanTransformer3DModel.from_pretrained(folder / "weights" / "teacher").eval()
 
 
@@ -153,24 +153,20 @@ def train_student(
     seed: int,
 ) -> CausalWanTransformer3DModel:
     """A student distilled on its own rollouts."""
-    if not (folder / "done").exists():
-        data = CodeRollouts(CodeWorldData("rooms"), sizes.max_rollout, seed + 17)
-        config = DistributionMatchingConfig(
-            sigmas=STUDENT_SIGMAS,
-            target_frames=CHUNK,
-            context=context,
-            curriculum=RolloutCurriculum(sizes.min_rollout, sizes.max_rollout, sizes.student_steps // 2),
-            guidance_scale=1.0,
-            shift=3.0,
-            student_every=sizes.student_every,
-            seed=seed,
-        )
-        roles = [CausalWanTransformer3DModel.from_config(model.config) for model in (init, teacher, teacher)]
-        for role, source in zip(roles, (init, teacher, teacher), strict=True):
-            role.load_state_dict(source.state_dict())
-        method = DistributionMatchingMethod(*roles, None, memory, FRAME_SHAPE, config)
-        fit(method, data, train_config(folder, sizes.student_steps, sizes, seed, {"student": 5e-4, "critic": 1e-3}))
-        (folder / "done").touch()
+    data = CodeRollouts(CodeWorldData("rooms"), sizes.max_rollout, seed + 17)
+    config = DistributionMatchingConfig(
+        sigmas=STUDENT_SIGMAS,
+        target_frames=CHUNK,
+        context=context,
+        curriculum=RolloutCurriculum(sizes.min_rollout, sizes.max_rollout, sizes.student_steps // 2),
+        guidance_scale=1.0,
+        shift=3.0,
+        student_every=sizes.student_every,
+        seed=seed,
+    )
+    roles = [copy.deepcopy(model) for model in (init, teacher, teacher)]
+    method = DistributionMatchingMethod(*roles, None, memory, FRAME_SHAPE, config)
+    fit(method, data, train_config(folder, sizes.student_steps, sizes, seed, {"student": 5e-4, "critic": 1e-3}))
     return CausalWanTransformer3DModel.from_pretrained(folder / "weights" / "student").eval()
 
 
@@ -235,8 +231,9 @@ def calibrate_tau(teacher: CausalWanTransformer3DModel, world: RoomsWorld | Pano
 def score(latents: torch.Tensor, places: torch.Tensor, world: str) -> dict[str, Any]:
     """Recall by length of absence, validity, effective context length."""
     recall = code_recall(nearest_codes(latents)[0], places)
+    rates = {f"{low}-{high}": recall.rate(low, high) for low, high in GAP_BINS[world]}
     return {
-        "recall": {f"{low}-{high}": recall.rate(low, high) for low, high in GAP_BINS[world]},
+        "recall": {name: None if math.isnan(rate) else rate for name, rate in rates.items()},
         "validity": validity(latents),
         "ecl_seconds": effective_context_length(recall) / LATENT_FPS,
         "hits": recall.hits.tolist(),
@@ -372,9 +369,9 @@ PARTS: dict[str, Callable[[Path, Sizes, int], dict[str, Any]]] = {"rooms": rooms
 # --- report ------------------------------------------------------------------------------------------------------
 
 
-def spread(values: list[float]) -> str:
-    """Mean and range over seeds."""
-    known = [value for value in values if not math.isnan(value)]
+def spread(values: list[float | None]) -> str:
+    """Mean and range over the seeds that measured it."""
+    known = [value for value in values if value is not None]
     if not known:
         return "–"
     return f"{statistics.mean(known):.2f} ({min(known):.2f}–{max(known):.2f})"
@@ -472,10 +469,7 @@ def report(results: dict[str, dict[int, Any]], sizes: Sizes, out: Path) -> str:
                 lines.append(f"| {name} | " + " | ".join(cells) + " |")
             sections.append("\n".join(lines))
     table = "\n\n".join(sections) + "\n"
-    with atomic_write(out / "results.json") as path:
-        Path(path).write_text(json.dumps(summary, indent=1))
-    with atomic_write(out / "table.md") as path:
-        Path(path).write_text(table)
+    write_results(out, summary, table)
     return table
 
 

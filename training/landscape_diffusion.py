@@ -1,4 +1,4 @@
-"""Causal transformer by diffusion forcing of the embedded model, on LandscapeWorld (84 minutes on 2 cores).
+"""Causal transformer by diffusion forcing of the embedded model, on LandscapeWorld.
 
     accelerate launch training/landscape_diffusion.py --config configs/landscape/tiny_diffusion.yaml [KEY=VALUE ...]
 

@@ -1,4 +1,4 @@
-"""Latent space of the embedded model, and the training scenes in it (4 minutes on 2 cores).
+"""Latent space of the embedded model, and the training scenes in it.
 
     python training/landscape_latents.py --config configs/landscape/tiny_latents.yaml [num_scenes=32 ...]
 

@@ -1,4 +1,4 @@
-"""Four-step student by ODE distillation of the embedded model, on LandscapeWorld (14 minutes on 2 cores).
+"""Four-step student by ODE distillation of the embedded model, on LandscapeWorld.
 
     accelerate launch training/landscape_student.py --config configs/landscape/tiny_student.yaml [KEY=VALUE ...]
 

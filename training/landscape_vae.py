@@ -1,4 +1,4 @@
-"""Causal video autoencoder of the embedded model, on LandscapeWorld (40 minutes on one core).
+"""Causal video autoencoder of the embedded model, on LandscapeWorld.
 
     accelerate launch training/landscape_vae.py --config configs/landscape/tiny_vae.yaml [KEY=VALUE ...]
 

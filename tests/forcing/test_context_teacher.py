@@ -124,13 +124,13 @@ def test_bank_keeps_residuals_by_noise_level_and_never_grows_beyond_its_capacity
     bank.add(residuals[:2], torch.tensor([0.1, 0.99]), generator)
     assert bank.counts.tolist() == [1, 0, 0, 1]
     assert bank.entries[0, 0].item() == 0 and bank.entries[3, 0].item() == 1
-    bank.add(residuals, torch.full((10,), 0.3), generator)
+    bank.add(100 + residuals, torch.full((10,), 0.3), generator)
     assert bank.counts.tolist() == [1, 3, 0, 1] and len(bank) == 5
     drawn = bank.sample(4000, generator).flatten()
     # every entry is equally likely, and nothing else comes out
     counts = {value: int((drawn == value).sum()) for value in drawn.unique().tolist()}
     assert set(counts) == {0.0, 1.0, *bank.entries[1].flatten().tolist()}
-    assert all(700 < count < 900 for count in counts.values()) or len(counts) < 5
+    assert len(counts) == 5 and all(700 < count < 900 for count in counts.values())
 
 
 def test_jitter_scales_within_its_bounds():

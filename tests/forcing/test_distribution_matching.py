@@ -8,7 +8,6 @@ import dataclasses
 import pytest
 import torch
 
-from vidgen.forcing import distribution_matching
 from vidgen.forcing.conditions import Conditions
 from vidgen.forcing.distribution_matching import (
     DistributionMatchingConfig,
@@ -128,13 +127,14 @@ def test_rollout_is_what_the_sampler_makes_of_the_same_noise(make_method):
 def test_only_the_target_carries_a_gradient(make_method):
     method = make_method()
     video, _ = make_rollout(method, num_frames=15, num_target=6)
-    (gradient,) = torch.autograd.grad(video.target.square().sum(), video.latents, retain_graph=True)
-    assert gradient[:, :, :9].abs().max() == 0 and gradient[:, :, 9:].abs().min() >= 0
-    context = video.latents[:, :, :9]
-    assert all(
-        value is None or value.abs().max() == 0
-        for value in torch.autograd.grad(context.sum(), list(method.student.parameters()), allow_unused=True)
-    )
+    parameters = list(method.student.parameters())
+
+    def reaches_the_student(frames):
+        gradients = torch.autograd.grad(frames.sum(), parameters, retain_graph=True, allow_unused=True)
+        return any(value is not None and value.abs().max() > 0 for value in gradients)
+
+    assert not reaches_the_student(video.latents[:, :, :9])
+    assert reaches_the_student(video.latents[:, :, 9:12]) and reaches_the_student(video.latents[:, :, 12:])
 
 
 def test_wrong_lengths_are_named(make_method):
@@ -160,7 +160,7 @@ def test_teacher_and_critic_see_the_frames_in_the_students_memory(make_method):
 
         module.register_forward_pre_hook(record)
     context = method.scored_context(video, conditions)
-    method.student_loss(video.target, context, conditions, 24, torch.Generator().manual_seed(0))
+    method.student_loss(video.target, context, torch.Generator().manual_seed(0))
     stored = video.memory.frame_ids
     assert stored.shape == (2, 8) and torch.equal(context.frame_ids, stored)
     assert len(seen) == 2
@@ -187,7 +187,7 @@ def test_memoryless_scores_see_the_last_frames_or_nothing(make_method, policy, e
     context = method.scored_context(video, conditions)
     assert context.frame_ids.tolist() == [expected] * 2
     assert context.latents.shape[2] == len(expected)
-    loss = method.student_loss(video.target, context, conditions, 24, torch.Generator().manual_seed(0))
+    loss = method.student_loss(video.target, context, torch.Generator().manual_seed(0))
     assert torch.isfinite(loss)
 
 
@@ -208,7 +208,7 @@ def test_scored_context_equals_a_cached_forward_while_nothing_was_dropped(make_m
     noisy = torch.randn(2, *SHAPE[:1], 3, *SHAPE[1:], generator=torch.Generator().manual_seed(7))
     sigma = torch.tensor([0.4, 0.8])
     with torch.no_grad():
-        whole = method.predict_clean(method.teacher, noisy, sigma, context, conditions, 12)
+        whole = method.predict_clean(method.teacher, noisy, sigma, context)
         memory = SlowFastMemory(method.memory_config, num_frames_per_block=3)
         text = conditions.text_at(3)
         for start in range(0, 9, 3):
@@ -223,8 +223,8 @@ def test_scored_context_equals_a_cached_forward_while_nothing_was_dropped(make_m
 # --- losses ------------------------------------------------------------------------------------------------------
 
 
-def student_gradient(method, video, conditions, context) -> torch.Tensor:
-    loss = method.student_loss(video.target, context, conditions, 24, torch.Generator().manual_seed(1))
+def student_gradient(method, video, context) -> torch.Tensor:
+    loss = method.student_loss(video.target, context, torch.Generator().manual_seed(1))
     (gradient,) = torch.autograd.grad(loss, video.latents, retain_graph=True)
     return gradient
 
@@ -233,10 +233,14 @@ def test_distillation_signal_is_zero_when_critic_equals_teacher_and_not_when_one
     method = make_method()
     video, conditions = make_rollout(method)
     context = method.scored_context(video, conditions)
-    assert student_gradient(method, video, conditions, context).abs().max() == 0
+    assert student_gradient(method, video, context).abs().max() == 0
 
-    blind = distribution_matching.ScoredContext(
-        context.latents[:, :, :0], context.frame_ids[:, :0], context.blocks[:0]
+    blind = dataclasses.replace(
+        context,
+        latents=context.latents[:, :, :0],
+        frame_ids=context.frame_ids[:, :0],
+        blocks=context.blocks[:0],
+        channels=context.channels[:, :, -3:],
     )
     original = method.predict_clean
 
@@ -244,7 +248,7 @@ def test_distillation_signal_is_zero_when_critic_equals_teacher_and_not_when_one
         return original(transformer, noisy, sigma, blind if transformer is method.critic else given, *rest, **kwargs)
 
     method.predict_clean = blind_critic
-    gradient = student_gradient(method, video, conditions, context)
+    gradient = student_gradient(method, video, context)
     assert gradient[:, :, -3:].abs().max() > 0 and gradient[:, :, :-3].abs().max() == 0
 
 
@@ -252,11 +256,11 @@ def test_student_loss_has_the_gradient_of_the_equation(make_method):
     method = make_method(critic_seed=2)
     video, conditions = make_rollout(method)
     context = method.scored_context(video, conditions)
-    gradient = student_gradient(method, video, conditions, context)[:, :, -3:]
+    gradient = student_gradient(method, video, context)[:, :, -3:]
     noisy, sigma, _ = method._add_noise(video.target.detach(), torch.Generator().manual_seed(1))
     with torch.no_grad():
-        fake = method.predict_clean(method.critic, noisy, sigma, context, conditions, 24)
-        real = method.predict_clean(method.teacher, noisy, sigma, context, conditions, 24)
+        fake = method.predict_clean(method.critic, noisy, sigma, context)
+        real = method.predict_clean(method.teacher, noisy, sigma, context)
     expected = (fake - real) / (video.target.detach() - real).abs().mean(dim=(1, 2, 3, 4), keepdim=True)
     torch.testing.assert_close(gradient, expected / expected.numel())
 
@@ -275,13 +279,19 @@ def test_losses_reach_their_own_role_and_never_the_teacher(make_method):
 
 
 def test_guidance_extrapolates_from_the_unconditional_score(make_method):
-    scales = []
-    for scale in (1.0, 3.0):
-        method = make_method(dataclasses.replace(CONFIG, guidance_scale=scale))
-        video, conditions = make_rollout(method)
-        context = method.scored_context(video, conditions)
-        scales.append(student_gradient(method, video, conditions, context).abs().max())
-    assert scales[0] == 0 and scales[1] > 0
+    method = make_method(dataclasses.replace(CONFIG, guidance_scale=3.0))
+    video, conditions = make_rollout(method)
+    context = method.scored_context(video, conditions)
+    gradient = student_gradient(method, video, context)[:, :, -3:]
+    noisy, sigma, _ = method._add_noise(video.target.detach(), torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        told = method.predict_clean(method.teacher, noisy, sigma, context)
+        silent = dataclasses.replace(context, text=torch.zeros_like(context.text))
+        untold = method.predict_clean(method.teacher, noisy, sigma, silent)
+    real = untold + 3 * (told - untold)
+    expected = (told - real) / (video.target.detach() - real).abs().mean(dim=(1, 2, 3, 4), keepdim=True)
+    assert expected.abs().max() > 0
+    torch.testing.assert_close(gradient, expected / expected.numel())
 
 
 # --- schedule ----------------------------------------------------------------------------------------------------

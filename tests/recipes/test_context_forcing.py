@@ -7,11 +7,19 @@ import json
 import pytest
 import torch
 
+from vidgen.data.latent_dataset import FORMAT_VERSION
 from vidgen.memory import SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.recipes import context_forcing
-from vidgen.recipes.context_data import CodeLayouts, CodeWorldData, ContextLayouts, ContextRange
-from vidgen.runtime.checkpoint import load_safetensors
+from vidgen.recipes.context_data import (
+    CodeLayouts,
+    CodeWorldData,
+    ContextLayouts,
+    ContextRange,
+    FolderData,
+    folder_layouts,
+)
+from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
 from vidgen.runtime.errors import ConfigError
 
 NEW = (
@@ -110,6 +118,27 @@ def test_layouts_only_use_videos_that_are_long_enough():
     assert set(used.tolist()) == {1.0, 2.0}
     with pytest.raises(ConfigError, match="No video has 93 latent frames"):
         ContextLayouts(read, frames, memory, ContextRange(30, 40), 3, 3, seed=0)
+
+
+def test_validation_never_reads_a_training_video(tmp_path):
+    (tmp_path / "clips").mkdir()
+    clips = []
+    for number in range(101):
+        tensors = {"latents": torch.full((1, 9, 2, 2), float(number)).half(), "prompt_embeds": torch.zeros(1, 8)}
+        file = f"clips/{number}.safetensors"
+        save_safetensors(tensors, tmp_path / file)
+        clips.append({"file": file, "frames": 9, "bytes": (tmp_path / file).stat().st_size})
+    index = {"version": FORMAT_VERSION, "channels": 1, "latent_size": [2, 2], "text_length": 1, "text_dim": 8}
+    (tmp_path / "dataset.json").write_text(json.dumps({**index, "num_clips": len(clips), "clips": clips}))
+    data = FolderData(videos=str(tmp_path), context=ContextRange(1, 2))
+    memory = SlowFastMemoryConfig(sink=3, slow=2, fast=6)
+    read = {}
+    for split in ("train", "validation"):
+        layouts = folder_layouts(data, split, memory, 3, 3, seed=0)
+        batches = [layouts.batch(step, 0, 1, 16)["latents"][:, 0, 0, 0, 0] for step in range(40)]
+        read[split] = {int(number) for number in torch.cat(batches)}
+    assert read["validation"] == {0, 50, 100}
+    assert len(read["train"]) > 90 and not read["train"] & read["validation"]
 
 
 def test_a_source_and_a_model_must_be_named_exactly_once():

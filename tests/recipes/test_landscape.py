@@ -7,7 +7,8 @@ import torch
 
 from vidgen.pipelines import ContextForcingPipeline
 from vidgen.recipes import landscape
-from vidgen.recipes.landscape import ATTRIBUTES, WorldConfig, _scene
+from vidgen.recipes.landscape import ATTRIBUTES, WorldConfig, make_scene
+from vidgen.runtime.errors import ConfigError
 from vidgen.train.autoencoder import to_model_pixels
 from vidgen.train.block_code import BlockCode
 
@@ -98,9 +99,16 @@ def test_encoding_again_keeps_finished_scenes(runs):
     assert scene.stat().st_mtime_ns == before
 
 
+def test_latents_of_another_space_are_not_mixed_with_those_that_are_there(runs):
+    sizes = ["num_scenes=2", "num_validation_scenes=1", "latent_frames=27", "world.height=32", "world.width=48"]
+    for change in ("whitening=0.25", "channels=16", "latent_frames=30", "world.fps=10"):
+        with pytest.raises(ConfigError, match="use another output_dir"):
+            landscape.encode_latents("landscape/tiny_latents", [f"output_dir={runs}/latents", *sizes, change])
+
+
 def test_every_value_of_every_attribute_is_rendered_equally_often():
     world = WorldConfig().build()
-    scenes = [_scene(world, index, seconds=2.0) for index in range(480)]
+    scenes = [make_scene(world, index, seconds=2.0) for index in range(480)]
     for name, values in ATTRIBUTES.items():
         counts = [sum(getattr(scene, name) == value for scene in scenes) for value in values]
         assert min(counts) == max(counts), (name, counts)

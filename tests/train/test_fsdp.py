@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -160,25 +159,18 @@ def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         )
 
 
-def launch(body: str, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def launch(run_two_processes) -> Callable[[str, Path], None]:
     """Runs the body in two processes on the CPU; it has to print DONE."""
-    script = folder / "worker.py"
-    script.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_fsdp import *\n{body}"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        output, errors = process.communicate(timeout=240)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun ends its workers; killed, it would leave them behind
-        process.communicate()
-        raise
-    assert process.returncode == 0, errors[-4000:]
-    assert output.count("DONE") == 2
+
+    def run(body: str, folder: Path) -> None:
+        script = folder / "worker.py"
+        script.write_text(
+            f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_fsdp import *\n{body}"
+        )
+        assert run_two_processes(script, str(folder)).count("DONE") == 2
+
+    return run
 
 
 # --- a toy method ---------------------------------------------------------------------------------------------------
@@ -232,7 +224,7 @@ print("DONE")
 
 
 @pytest.fixture(scope="module")
-def duel(tmp_path_factory) -> Path:
+def duel(tmp_path_factory, launch) -> Path:
     folder = tmp_path_factory.mktemp("duel")
     fit(Duel(), Samples(), duel_config(folder / "one", 1))
     shutil.copytree(folder / "one" / "step_000002", folder / "from_one" / "step_000002")
@@ -341,7 +333,7 @@ print("DONE")
 
 
 @pytest.mark.slow
-def test_a_video_transformer_trains_sharded_as_unsharded_and_its_export_loads(tmp_path):
+def test_a_video_transformer_trains_sharded_as_unsharded_and_its_export_loads(tmp_path, launch):
     from vidgen.models.causal_wan import CausalWanTransformer3DModel
 
     launch(_FLOW, tmp_path)

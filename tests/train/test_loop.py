@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -687,27 +685,12 @@ print("SYNCED")
 
 
 @pytest.mark.slow
-def test_two_processes_keep_equal_weights_and_resume_exactly(tmp_path):
+def test_two_processes_keep_equal_weights_and_resume_exactly(tmp_path, run_two_processes):
     script = tmp_path / "worker.py"
     script.write_text(_WORKER)
 
     def launch(folder: str) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [*command, str(Path(__file__).parent), str(tmp_path / folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        try:
-            output, errors = process.communicate(timeout=240)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its workers; killed, it would leave them behind
-            process.communicate()
-            raise
-        assert process.returncode == 0, errors[-3000:]
+        output = run_two_processes(script, str(Path(__file__).parent), str(tmp_path / folder))
         assert output.count("SYNCED") == 2
 
     launch("straight")

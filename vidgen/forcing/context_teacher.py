@@ -82,34 +82,27 @@ class ContextTeacherMethod(TrainingMethod):
         return {name: role for name, role in roles.items() if role is not None}
 
     def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
-        latents = batch["latents"].float()
-        drifted = torch.zeros(latents.shape[0], dtype=torch.bool, device=latents.device)
-        draws = self._cpu_generator(generator)
-        if step >= self.config.warmup_steps and len(self.bank) and self.config.error_probability:
-            drifted = torch.rand(drifted.shape, generator=generator, device=latents.device)
-            drifted = drifted < self.config.error_probability
+        config, device = self.config, generator.device
+        batch_size = len(batch["latents"])
+        warming_up = step < config.warmup_steps
+
+        def chance(probability: float) -> torch.Tensor:
+            return torch.rand(batch_size, generator=generator, device=device) < probability
+
+        # The bank lives on the CPU and is drawn from there.
+        draws = torch.Generator().manual_seed(int(torch.randint(1 << 62, (), generator=generator, device=device)))
+        drifted = chance(config.error_probability if len(self.bank) and not warming_up else 0.0)
         loss, residual, sigma = self._loss(batch, generator, drifted, draws)
+        metrics = {"residual_rms": residual.square().mean().sqrt()}
 
-        # The bank must be the same on every process, or a resumed run would differ.
-        admitted = drifted | (
-            torch.rand(drifted.shape, generator=generator, device=latents.device) < self.config.clean_admission
-        )
-        admitted |= torch.tensor(step < self.config.warmup_steps, device=latents.device)
-        residual, sigma, admitted = (
-            gather_samples(residual),
-            gather_samples(sigma),
-            gather_samples(admitted.float()) > 0,
-        )
-        shared = torch.Generator().manual_seed(step)
-        if self.config.error_probability:
-            self.bank.add(residual[admitted], sigma[admitted], shared)
-        drift = residual.square().mean().sqrt()
-        return StepOutput({"teacher": loss}, {"residual_rms": drift, "bank_entries": float(len(self.bank))})
-
-    def _cpu_generator(self, generator: torch.Generator) -> torch.Generator:
-        """A CPU generator for draws from the bank, which lives there, as reproducible as the step's own."""
-        seed = torch.randint(1 << 62, (), generator=generator, device=generator.device)
-        return torch.Generator().manual_seed(int(seed))
+        if config.error_probability:
+            admitted = drifted | chance(1.0 if warming_up else config.clean_admission)
+            # All processes add the same, so that they hold the same bank and any of them can write the checkpoint.
+            residual, sigma = gather_samples(residual), gather_samples(sigma)
+            admitted = gather_samples(admitted.float()) > 0
+            self.bank.add(residual[admitted], sigma[admitted], torch.Generator().manual_seed(step))
+            metrics["bank_entries"] = float(len(self.bank))
+        return StepOutput({"teacher": loss}, metrics)
 
     def _loss(
         self, batch: dict[str, Any], generator: torch.Generator, drifted: torch.Tensor, draws: torch.Generator

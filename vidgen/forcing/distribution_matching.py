@@ -28,6 +28,7 @@ from vidgen.memory import SlowFastMemory, SlowFastMemoryConfig
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import ConfigError, TrainingError
 from vidgen.train.method import StepOutput, TrainingMethod
+from vidgen.train.processes import gather_samples
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class RolloutCurriculum:
         """Latent frames of the rollout at an optimizer step."""
         progress = min(1.0, step / self.growth_steps) if self.growth_steps else 1.0
         longest = self.min_frames + int(progress * (self.max_frames - self.min_frames))
-        fewest, most = -(-self.min_frames // chunk), max(-(-self.min_frames // chunk), longest // chunk)
+        fewest = -(-self.min_frames // chunk)
+        most = max(fewest, longest // chunk)
         return chunk * int(torch.randint(fewest, most + 1, (), generator=generator))
 
 
@@ -122,17 +124,21 @@ class DistributionMatchingConfig:
 
 @dataclass(frozen=True)
 class ScoredContext:
-    """Context of a target as one sequence for teacher and critic.
+    """What teacher and critic are shown beside a target of l frames.
 
     Attributes:
-        latents: `(batch, channels, n, height, width)`, detached.
+        latents: `(batch, channels, n, height, width)` context frames, detached.
         frame_ids: `(batch, n)` which frames of the rollout these are.
         blocks: `(n,)` block of each for the block-causal mask.
+        text: `(batch, length, text_dim)` prompt of the target.
+        channels: condition channels of the n context frames and the l target frames, or `None`.
     """
 
     latents: torch.Tensor
     frame_ids: torch.Tensor
     blocks: torch.Tensor
+    text: torch.Tensor
+    channels: torch.Tensor | None
 
 
 class DistributionMatchingMethod(TrainingMethod):
@@ -209,10 +215,10 @@ class DistributionMatchingMethod(TrainingMethod):
         context = self.scored_context(video, conditions)
 
         # 3. Teacher and critic score the target given that context
-        losses = {"critic": self.critic_loss(video.target.detach(), context, conditions, num_frames, generator)}
-        metrics = self._memory_metrics(video.final_memory)
+        losses = {"critic": self.critic_loss(video.target.detach(), context, generator)}
+        metrics = self._memory_metrics(video)
         if student_learns:
-            losses["student"] = self.student_loss(video.target, context, conditions, num_frames, generator)
+            losses["student"] = self.student_loss(video.target, context, generator)
         return StepOutput(losses, metrics | {"rollout_frames": float(num_frames)})
 
     def scored_context(self, video: Rollout, conditions: Conditions) -> ScoredContext:
@@ -231,39 +237,32 @@ class DistributionMatchingMethod(TrainingMethod):
             first = max(0, num_past - self.config.window_frames) if self.config.context == "window" else num_past
             frame_ids = torch.arange(first, num_past).expand(batch_size, -1)
             blocks = torch.arange(num_past - first) // chunk
-        return ScoredContext(take_frames(past, frame_ids), frame_ids, blocks.to(past.device))
+        target_ids = torch.arange(num_past, num_past + video.num_target).expand(batch_size, -1)
+        return ScoredContext(
+            take_frames(past, frame_ids),
+            frame_ids,
+            blocks.to(past.device),
+            conditions.text_at((num_past + video.num_target) // chunk - 1),
+            conditions.channels_at(torch.cat([frame_ids, target_ids], dim=1)),
+        )
 
-    def student_loss(
-        self,
-        target: torch.Tensor,
-        context: ScoredContext,
-        conditions: Conditions,
-        num_frames: int,
-        generator: torch.Generator,
-    ) -> torch.Tensor:
+    def student_loss(self, target: torch.Tensor, context: ScoredContext, generator: torch.Generator) -> torch.Tensor:
         """0.5 ||x - sg(x - g)||^2 with g = (x0_fake - x0_real) / mean |x - x0_real|, whose gradient is g."""
         noisy, sigma, _ = self._add_noise(target.detach(), generator)
         with torch.no_grad():
-            fake = self.predict_clean(self.critic, noisy, sigma, context, conditions, num_frames)
-            real = self.predict_clean(self.teacher, noisy, sigma, context, conditions, num_frames)
+            fake = self.predict_clean(self.critic, noisy, sigma, context)
+            real = self.predict_clean(self.teacher, noisy, sigma, context)
             if self.config.guidance_scale > 1:
-                free = self.predict_clean(self.teacher, noisy, sigma, context, conditions, num_frames, drop_text=True)
+                free = self.predict_clean(self.teacher, noisy, sigma, context, drop_text=True)
                 real = free + self.config.guidance_scale * (real - free)
             scale = (target - real).abs().mean(dim=(1, 2, 3, 4), keepdim=True)
             gradient = (fake - real) / scale.clamp(min=1e-6)
         return 0.5 * (target - (target - gradient).detach()).square().mean()
 
-    def critic_loss(
-        self,
-        target: torch.Tensor,
-        context: ScoredContext,
-        conditions: Conditions,
-        num_frames: int,
-        generator: torch.Generator,
-    ) -> torch.Tensor:
+    def critic_loss(self, target: torch.Tensor, context: ScoredContext, generator: torch.Generator) -> torch.Tensor:
         """Flow matching on the student's own frames."""
         noisy, sigma, noise = self._add_noise(target, generator)
-        predicted = self._velocity(self.critic, noisy, sigma, context, conditions, num_frames, drop_text=False)
+        predicted = self._velocity(self.critic, noisy, sigma, context)
         return (predicted - (noise - target)).square().mean()
 
     def _add_noise(
@@ -282,12 +281,10 @@ class DistributionMatchingMethod(TrainingMethod):
         noisy: torch.Tensor,
         sigma: torch.Tensor,
         context: ScoredContext,
-        conditions: Conditions,
-        num_frames: int,
         drop_text: bool = False,
     ) -> torch.Tensor:
         """x_0 of a noisy target `(batch, channels, l, height, width)` given the context, by x_t - t v."""
-        velocity = self._velocity(transformer, noisy, sigma, context, conditions, num_frames, drop_text)
+        velocity = self._velocity(transformer, noisy, sigma, context, drop_text)
         return noisy - sigma[:, None, None, None, None] * velocity
 
     def _velocity(
@@ -296,33 +293,30 @@ class DistributionMatchingMethod(TrainingMethod):
         noisy: torch.Tensor,
         sigma: torch.Tensor,
         context: ScoredContext,
-        conditions: Conditions,
-        num_frames: int,
-        drop_text: bool,
+        drop_text: bool = False,
     ) -> torch.Tensor:
         num_context, num_target = context.latents.shape[2], noisy.shape[2]
-        chunk = self.student.config.num_frames_per_block
         # The target's frames share one noise level and see each other; the context is clean.
-        target_block = context.blocks[-1:] + 1 if num_context else torch.zeros(1, dtype=torch.int64)
-        frame_blocks = torch.cat([context.blocks, target_block.to(noisy.device).expand(num_target)])
+        target_block = context.blocks.new_full((num_target,), int(context.blocks[-1]) + 1 if num_context else 0)
         frame_sigma = torch.cat([sigma.new_zeros(len(sigma), num_context), sigma[:, None].expand(-1, num_target)], 1)
-        target_ids = torch.arange(num_frames - num_target, num_frames).expand(len(sigma), -1)
-        channels = conditions.channels_at(torch.cat([context.frame_ids, target_ids], dim=1))
-        text = conditions.text_at(num_frames // chunk - 1)
         velocity = predict_velocity(
             transformer,
             torch.cat([context.latents, noisy], dim=2),
             frame_sigma,
-            torch.zeros_like(text) if drop_text else text,
-            channels,
-            frame_blocks=frame_blocks,
+            torch.zeros_like(context.text) if drop_text else context.text,
+            context.channels,
+            frame_blocks=torch.cat([context.blocks, target_block]),
         )
         return velocity[:, :, num_context:]
 
-    def _memory_metrics(self, memory: SlowFastMemory) -> dict[str, float]:
+    def _memory_metrics(self, video: Rollout) -> dict[str, float]:
         """How the student's memory was used; stops a run whose slow memory stays as it was first filled."""
-        self.decisions += memory.num_decisions
-        self.promotions += memory.num_promotions
+        memory = video.final_memory
+        # Summed over processes, which then agree on when to stop and on what a checkpoint holds.
+        used = torch.tensor([[memory.num_decisions, memory.num_promotions]], device=video.latents.device)
+        decisions, promotions = gather_samples(used).sum(0).tolist()
+        self.decisions += decisions
+        self.promotions += promotions
         statistics = memory.statistics()
         if memory.config.slow and self.decisions >= self.config.stalled_after and not self.promotions:
             raise TrainingError(
@@ -331,7 +325,7 @@ class DistributionMatchingMethod(TrainingMethod):
             )
         ages = memory.num_frames - memory.frame_ids[:, memory.config.sink :]
         return {
-            "promotion_rate": memory.num_promotions / max(1, memory.num_decisions),
+            "promotion_rate": promotions / max(1, decisions),
             "oldest_slow_age": float(ages.max()) if ages.numel() else 0.0,
             "suggested_tau": statistics.get("suggested_tau", memory.config.tau),
         }

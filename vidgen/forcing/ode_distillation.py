@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vidgen.forcing.conditions import predict_velocity
 from vidgen.forcing.diffusion_forcing import shift_sigma
 from vidgen.memory import SlowFastMemory, SlowFastMemoryConfig
 from vidgen.runtime.errors import ConfigError
@@ -114,15 +115,16 @@ class ODEDistillationMethod(TrainingMethod):
         noise = torch.randn(clean_shape, generator=generator, device=device)
         with torch.no_grad():
             conditional = self._memory(self.teacher, past, past_blocks, embeddings)
-            unconditional = self._memory(self.teacher, past, past_blocks, torch.zeros_like(embeddings))
+            no_text = torch.zeros_like(embeddings)
+            unconditional = self._memory(self.teacher, past, past_blocks, no_text)
             trajectory, sample = [], noise
             stride = self.config.teacher_steps // self.config.student_steps
             for index, (sigma, next_sigma) in enumerate(zip(self.sigmas[:-1], self.sigmas[1:], strict=True)):
                 if index % stride == 0:
                     trajectory.append((sigma, sample))
-                velocity = self._velocity(self.teacher, sample, sigma, embeddings, conditional)
+                velocity = predict_velocity(self.teacher, sample, sigma, embeddings, None, kv_memory=conditional)
                 if self.config.guidance_scale > 1:
-                    free = self._velocity(self.teacher, sample, sigma, torch.zeros_like(embeddings), unconditional)
+                    free = predict_velocity(self.teacher, sample, sigma, no_text, None, kv_memory=unconditional)
                     velocity = free + self.config.guidance_scale * (velocity - free)
                 sample = sample + (next_sigma - sigma) * velocity
             clean = sample
@@ -137,7 +139,7 @@ class ODEDistillationMethod(TrainingMethod):
                 point = torch.where(
                     renoise < self.config.renoise_probability, (1 - sigma) * clean + sigma * fresh, point
                 )
-            velocity = self._velocity(self.student, point, sigma, embeddings, student_memory)
+            velocity = predict_velocity(self.student, point, sigma, embeddings, None, kv_memory=student_memory)
             predicted = point - sigma * velocity
             loss = loss + (predicted - clean).square().mean() / len(trajectory)
         return loss
@@ -153,17 +155,6 @@ class ODEDistillationMethod(TrainingMethod):
                 transformer(past, timestep, embeddings, frame_blocks=past_blocks, return_key_values=True).key_values
             )
         return memory
-
-    def _velocity(
-        self,
-        transformer: nn.Module,
-        sample: torch.Tensor,
-        sigma: float,
-        embeddings: torch.Tensor,
-        memory: SlowFastMemory,
-    ) -> torch.Tensor:
-        timestep = torch.full((sample.shape[0],), sigma * 1000, device=sample.device)
-        return transformer(sample, timestep, embeddings, kv_memory=memory).sample
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vidgen.forcing.conditions import Conditions, predict_velocity
-from vidgen.memory import SlowFastMemory
+from vidgen.memory import KVMemory
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Rollout:
         latents: `(batch, channels, frames, height, width)`; only the target carries a gradient.
         num_target: frames of the target, the last ones.
         memory: the student's memory as it was before the target.
-        final_memory: the same after the last chunk but one, whose statistics cover the whole rollout.
+        final_memory: the same memory at the end, all chunks but the last committed; its statistics cover the rollout.
     """
 
     latents: torch.Tensor
     num_target: int
-    memory: SlowFastMemory
-    final_memory: SlowFastMemory
+    memory: KVMemory
+    final_memory: KVMemory
 
     @property
     def target(self) -> torch.Tensor:
@@ -35,7 +35,7 @@ class Rollout:
 
 def rollout(
     student: nn.Module,
-    memory: SlowFastMemory,
+    memory: KVMemory,
     conditions: Conditions,
     sigmas: Sequence[float],
     frame_shape: tuple[int, int, int],
@@ -49,8 +49,8 @@ def rollout(
     """Self-rollout of Algorithm 1 in "Context Forcing" (arXiv 2602.06028).
 
     Chunks of the target leave the sampler after `exit_step` steps, with a gradient through that step alone
-    ("Self Forcing", arXiv 2506.08009). The `num_clean_context` frames before the target run all steps, so that the
-    teacher reads context of the quality it knows; chunks older than those leave early as well.
+    ("Self Forcing", arXiv 2506.08009). The last `num_clean_context` frames before the target run all steps, so that
+    the teacher reads context of the quality it knows; chunks older than those leave early as well.
 
     Args:
         student: few-step causal transformer.
@@ -110,7 +110,7 @@ def rollout(
 @torch.no_grad()
 def commit_frames(
     transformer: nn.Module,
-    memory: SlowFastMemory,
+    memory: KVMemory,
     frames: torch.Tensor,
     text: torch.Tensor,
     channels: torch.Tensor | None,
@@ -123,9 +123,7 @@ def commit_frames(
 
 
 @torch.no_grad()
-def replay(
-    transformer: nn.Module, memory: SlowFastMemory, frames: torch.Tensor, conditions: Conditions
-) -> SlowFastMemory:
+def replay(transformer: nn.Module, memory: KVMemory, frames: torch.Tensor, conditions: Conditions) -> KVMemory:
     """Show a finished video to another model's empty memory, chunk by chunk; returns that memory.
 
     Args:

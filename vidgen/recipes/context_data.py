@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils.data import default_collate
@@ -18,14 +16,16 @@ from transformers import PreTrainedTokenizerFast
 from vidgen.data import LatentVideoDataset, PromptDataset
 from vidgen.forcing.layouts import Layout, sample_context_layout
 from vidgen.memory import SlowFastMemoryConfig
-from vidgen.recipes.landscape import LatentsRecipe, _pixel_frame, _scene, tokenize
-from vidgen.runtime.checkpoint import load_safetensors
+from vidgen.recipes.landscape import LatentsRecipe, load_scenes, make_scene, pixel_frame, tokenize
 from vidgen.runtime.device import derive_seed, generator_for
 from vidgen.runtime.errors import ConfigError
 from vidgen.worlds import caption
 from vidgen.worlds.code_worlds import PanoramaWorld, RoomsWorld
 
+# The toy worlds have no text; a transformer wants an embedding of some width all the same.
 TEXT_DIM = 8
+# Of a folder of videos, every 50th is for validation.
+HELD_OUT_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -197,18 +197,11 @@ def landscape_layouts(
     seed: int,
 ) -> ContextLayouts:
     """Layouts of encoded scenes, captioned at the target."""
-    config = data.latents
-    if not (Path(config.output_dir) / "latents.json").exists():
-        raise ConfigError(f"{config.output_dir} holds no finished latents; run the recipe landscape_latents first.")
-    world = config.world.build()
-    indices = config.scene_indices(split)
-    scenes = [_scene(world, index, config.seconds) for index in indices]
-    paths = [Path(config.output_dir) / f"scene_{index}.safetensors" for index in indices]
-    latents = [load_safetensors(path)[0]["latents"] for path in paths]
+    scenes, latents = load_scenes(data.latents, split)
 
     def read(index: int, layout: Layout, generator: torch.Generator) -> dict[str, torch.Tensor]:
         wording = int(torch.randint(1 << 30, (), generator=generator))
-        text = caption(scenes[index], _pixel_frame(int(layout.frame_ids[-1])), seed=wording)
+        text = caption(scenes[index], pixel_frame(int(layout.frame_ids[-1])), seed=wording)
         tokens = tokenize(tokenizer, [text])
         return {
             "latents": latents[index][:, layout.frame_ids].float(),
@@ -233,9 +226,9 @@ class LandscapeRollouts:
         tokens, prompts = [], []
         for sample in range(batch_size):
             seed = derive_seed(self.seed, step, rank, sample)
-            scene = _scene(self.world, seed % (1 << 31), self.seconds)
+            scene = make_scene(self.world, seed % (1 << 31), self.seconds)
             texts = [
-                caption(scene, _pixel_frame(chunk * self.chunk + self.chunk // 2), seed=seed)
+                caption(scene, pixel_frame(chunk * self.chunk + self.chunk // 2), seed=seed)
                 for chunk in range(self.chunks)
             ]
             distinct = list(dict.fromkeys(texts))
@@ -268,21 +261,20 @@ class FolderData:
 
 
 def folder_layouts(
-    data: FolderData, memory: SlowFastMemoryConfig, target_frames: int, chunk: int, seed: int
+    data: FolderData, split: str, memory: SlowFastMemoryConfig, target_frames: int, chunk: int, seed: int
 ) -> ContextLayouts:
-    """Layouts of encoded videos; only the frames of a layout are read."""
+    """Layouts of encoded videos of a split, `"train"` or `"validation"`; only the frames of a layout are read."""
     videos = LatentVideoDataset(data.videos)
+    numbers = [n for n in range(len(videos)) if (n % HELD_OUT_EVERY == 0) == (split == "validation")]
 
     def read(index: int, layout: Layout, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        return {
-            "latents": videos.read(index, layout.frame_ids).float(),
-            "prompt_embeds": videos.prompt_embeds(index).float(),
-        }
+        number = numbers[index]
+        return {"latents": videos.read(number, layout.frame_ids), "prompt_embeds": videos.prompt_embeds(number)}
 
-    frames = [videos.frames(index) for index in range(len(videos))]
+    frames = [videos.frames(number) for number in numbers]
     return ContextLayouts(read, frames, memory, data.context, target_frames, chunk, seed)
 
 
-def folder_rollouts(data: FolderData, frames: int, chunk: int, chunk_seconds: float) -> Any:
+def folder_rollouts(data: FolderData, frames: int, chunk: int, chunk_seconds: float) -> PromptDataset:
     """Prompts for rollouts of `frames` latent frames."""
     return PromptDataset(data.prompts, num_chunks=frames // chunk, chunk_seconds=chunk_seconds)

@@ -144,8 +144,9 @@ def train_teacher(source: str | None, overrides: list[str]) -> TrainResult:
             for split in ("train", "validation")
         )
     else:
-        data = folder_layouts(config.data.folders, *sizes, seed)
-        held_out = folder_layouts(config.data.folders, *sizes, seed + 1_000_000)
+        data, held_out = (
+            folder_layouts(config.data.folders, split, *sizes, seed) for split in ("train", "validation")
+        )
     method = ContextTeacherMethod(
         teacher, text_encoder, config.method, lambda: held_out.batch(0, 0, 1, config.validation_samples)
     )

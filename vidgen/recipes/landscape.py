@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class WorldConfig:
         return LandscapeWorld(height=self.height, width=self.width, fps=self.fps)
 
 
-def _scene(world: LandscapeWorld, index: int, seconds: float) -> LandscapeScene:
+def make_scene(world: LandscapeWorld, index: int, seconds: float) -> LandscapeScene:
     """Scene `index`; attributes cycle through all combinations, so that even a small set holds every value."""
     attributes = {}
     remaining = index
@@ -114,14 +114,27 @@ def encode_latents(source: str | None, overrides: list[str]) -> Path:
     """Fit the latent space, then render and encode scenes one by one; a scene already encoded is skipped.
 
     Returns:
-        The output folder: `code.safetensors`, `scene_*.safetensors` with latents `(channels, frames, height, width)`,
-        and `latents.json` once all are there.
+        The output folder: `settings.json`, `code.safetensors`, `scene_*.safetensors` with latents
+        `(channels, frames, height, width)`, and `latents.json` once all are there.
+
+    Raises:
+        ConfigError: when the folder was begun with another world, code or length.
     """
     config = load_config(LatentsRecipe, source, overrides)
     set_threads()
     output_dir = Path(config.output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     world = config.world.build()
+    # Scenes that are there already are kept, so they have to be in the very same latent space.
+    settings = {"world": asdict(config.world), "channels": config.channels, "whitening": config.whitening}
+    settings = json.loads(json.dumps({**settings, "latent_frames": config.latent_frames}))
+    settings_path = output_dir / "settings.json"
+    if settings_path.exists() and (before := json.loads(settings_path.read_text())) != settings:
+        raise ConfigError(
+            f"{output_dir} holds latents of {before}, now {settings}; use another output_dir or delete it."
+        )
+    with atomic_write(settings_path) as path:
+        Path(path).write_text(json.dumps(settings))
     if not config.code_path.exists():
         clips = render_clips(world, TRAIN_SEEDS, min(96, config.num_scenes), per_scene=8, frames=9)
         code = BlockCode.fit(to_model_pixels(torch.from_numpy(clips)), config.channels, whitening=config.whitening)
@@ -132,20 +145,34 @@ def encode_latents(source: str | None, overrides: list[str]) -> Path:
             path = output_dir / f"scene_{index}.safetensors"
             if path.exists():
                 continue
-            scene = _scene(world, index, config.seconds)
+            scene = make_scene(world, index, config.seconds)
             frames = torch.from_numpy(world.render(scene, 0, 4 * config.latent_frames - 3))
             latents = code.encode(to_model_pixels(frames[None]))[0]
             save_safetensors({"latents": latents.half()}, path)
     with atomic_write(output_dir / "latents.json") as path:
-        Path(path).write_text(json.dumps({"latent_frames": config.latent_frames, "seconds": config.seconds}))
+        Path(path).write_text(json.dumps({"num_scenes": config.num_scenes}))
     return output_dir
+
+
+def load_scenes(config: LatentsRecipe, split: str) -> tuple[list[LandscapeScene], list[torch.Tensor]]:
+    """Scenes of a split and their latents, float16 `(channels, frames, height, width)` each.
+
+    Raises:
+        ConfigError: when they aren't encoded yet.
+    """
+    folder = Path(config.output_dir)
+    if not (folder / "latents.json").exists():
+        raise ConfigError(f"{folder} holds no finished latents; run the recipe landscape_latents first.")
+    world, indices = config.world.build(), config.scene_indices(split)
+    latents = [load_safetensors(folder / f"scene_{index}.safetensors")[0]["latents"] for index in indices]
+    return [make_scene(world, index, config.seconds) for index in indices], latents
 
 
 def render_clips(world: LandscapeWorld, first_scene: int, num_scenes: int, per_scene: int, frames: int) -> np.ndarray:
     """uint8 `(num_scenes * per_scene, frames, height, width, 3)`, clips at random times of one-minute scenes."""
     clips = []
     for index in tqdm(range(first_scene, first_scene + num_scenes), desc="rendering clips"):
-        scene = _scene(world, index, seconds=60.0)
+        scene = make_scene(world, index, seconds=60.0)
         starts = np.random.default_rng(derive_seed(index)).integers(0, scene.num_frames - frames, per_scene)
         # One continuous stretch keeps the scene's cached strips small.
         clips.extend(world.render(scene, int(start), frames) for start in np.sort(starts))
@@ -357,14 +384,7 @@ class LatentScenes:
         seed: int = 0,
         steady_probability: float = 0.6,
     ) -> None:
-        folder = Path(config.output_dir)
-        if not (folder / "latents.json").exists():
-            raise ConfigError(f"{folder} holds no finished latents; run the recipe landscape_latents first.")
-        world = config.world.build()
-        self.scenes, self.latents = [], []
-        for index in config.scene_indices(split):
-            self.latents.append(load_safetensors(folder / f"scene_{index}.safetensors")[0]["latents"])
-            self.scenes.append(_scene(world, index, config.seconds))
+        self.scenes, self.latents = load_scenes(config, split)
         self.tokenizer, self.memory, self.chunk = tokenizer, memory, chunk
         self.seed, self.steady_probability = seed, steady_probability
 
@@ -382,10 +402,10 @@ class LatentScenes:
             moment = layout.frame_ids[-1]
             if not steady:
                 moment = layout.frame_ids[int(torch.randint(len(layout.frame_ids), (), generator=generator))]
-            move = scene.move_at(_pixel_frame(int(moment)))
-            same_move = [scene.move_at(_pixel_frame(int(frame))) == move for frame in layout.frame_ids]
+            move = scene.move_at(pixel_frame(int(moment)))
+            same_move = [scene.move_at(pixel_frame(int(frame))) == move for frame in layout.frame_ids]
             wording = int(torch.randint(1 << 30, (), generator=generator))
-            texts.append(caption(scene, _pixel_frame(int(moment)), seed=wording))
+            texts.append(caption(scene, pixel_frame(int(moment)), seed=wording))
             samples.append(
                 {
                     "latents": latents[:, layout.frame_ids],
@@ -397,7 +417,7 @@ class LatentScenes:
         return {**torch.utils.data.default_collate(samples), **tokenize(self.tokenizer, texts)}
 
 
-def _pixel_frame(latent_frame: int) -> int:
+def pixel_frame(latent_frame: int) -> int:
     """The middle of the four pictures of a latent frame; latent frame 0 is picture 0."""
     return 0 if latent_frame == 0 else 4 * latent_frame - 2
 
@@ -413,8 +433,8 @@ class DiffusionRecipe:
         model: arguments of `CausalWanTransformer3DModel`.
         memory: sizes of the memory whose layouts are trained.
         method: noise and weights.
-        compile: compile the transformer's blocks; a step then takes about 3/4 of the time, after a minute of compiling
-            by the system's C++ compiler.
+        compile: compile the transformer's blocks, which fuses their elementwise work; on CPUs it needs a C++ compiler
+            and a minute at the start.
     """
 
     train: TrainConfig
@@ -573,7 +593,7 @@ length, {config.num_inference_steps} denoising steps per chunk of one second. Sa
   grammar; some sentence templates are held out for testing.
 - **Recipe**: `training/landscape_*.py` with `configs/landscape/tiny_*.yaml`.
 
-| part | steps | minutes on 2 CPU cores | last training loss | held-out |
+| part | steps | minutes | last training loss | held-out |
 |---|---|---|---|---|
 {table}
 
