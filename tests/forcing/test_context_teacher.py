@@ -66,6 +66,10 @@ def test_loss_is_the_velocity_error_of_the_target_alone(make_method):
     target = batch["latents"][:, :, 8:]
     noise = (hidden_states[:, :4, 8:] - (1 - sigma) * target) / sigma
     torch.testing.assert_close(output.losses["teacher"], (predicted - (noise - target)).square().mean())
+    # and the bank holds x0_hat - x0
+    residual = hidden_states[:, :4, 8:] - sigma * predicted - target
+    stored = [method.bank.entries[b, :n] for b, n in enumerate(method.bank.counts.tolist()) if n]
+    torch.testing.assert_close(torch.cat(stored).sum(0), residual.sum(0))
 
 
 def test_errors_drift_the_context_after_the_warmup_and_leave_the_target(make_method):

@@ -137,6 +137,12 @@ def test_only_the_target_carries_a_gradient(make_method):
     assert reaches_the_student(video.latents[:, :, 9:12]) and reaches_the_student(video.latents[:, :, 12:])
 
 
+def test_context_of_a_long_target_ends_where_the_target_begins(make_method):
+    video, _ = make_rollout(make_method(), num_frames=24, num_target=6)
+    assert video.memory.num_frames == 18 and video.memory.frame_ids[:, -3:].tolist() == [[15, 16, 17]] * 2
+    assert video.final_memory.num_frames == 21
+
+
 def test_wrong_lengths_are_named(make_method):
     method = make_method()
     with pytest.raises(ValueError, match="num_frames=10"):

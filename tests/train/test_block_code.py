@@ -34,6 +34,15 @@ def test_latents_are_normalized_and_shaped_like_those_of_a_causal_vae(clips):
     assert latents[:, :, 1:].square().mean() == pytest.approx(1, abs=1e-3)
 
 
+def test_first_latent_codes_the_first_frame_standing_still(clips):
+    code = BlockCode.fit(clips, channels=12)
+    moving = clips.roll(3, dims=2)
+    assert not torch.equal(moving[:, :, 0], moving[:, :, 1])
+    all_still = code.encode(moving[:, :, :1].expand(-1, -1, 9, -1, -1))
+    for step in range(3):
+        torch.testing.assert_close(all_still[:, :, step], code.encode(moving)[:, :, 0])
+
+
 def test_error_is_the_variance_left_out_whatever_the_whitening(clips):
     blocks = clips[:, :, 1:].reshape(6, 3, 2, 4, 2, 8, 3, 8).permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(0, 3)
     singular = torch.linalg.svdvals(blocks - blocks.mean(0))
