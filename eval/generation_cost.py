@@ -35,7 +35,7 @@ from vidgen.memory import FullMemoryConfig, KVMemoryConfig, SlidingWindowMemoryC
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.pipelines import ContextForcingPipeline, GenerationSession
 from vidgen.runtime.checkpoint import atomic_write
-from vidgen.runtime.device import generator_for, set_threads
+from vidgen.runtime.device import generator_for, return_freed_memory, set_threads
 from vidgen.runtime.meter import count_flops, matmul_peak, run_environment
 
 PROMPT = (
@@ -345,6 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write results.json, table.md and seconds_per_chunk.png, print the table."""
     options = parse_arguments(arguments)
     set_threads()
+    return_freed_memory()
     pipe = load_pipeline(options.model)
     if options.resident_only:
         print(json.dumps(measure_resident(pipe, options.chunks)))

@@ -18,6 +18,7 @@ from vidgen.models.causal_wan import (
     apply_rotary_emb,
     block_causal_mask,
     block_causal_mask_mod,
+    precondition,
 )
 
 CONFIG = {
@@ -474,6 +475,43 @@ def test_chunks_equal_the_whole_on_cuda_with_every_mask_backend():
 
 
 # --- bad input -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0])
+def test_preconditioned_targets_have_unit_variance_and_give_the_velocity(sigma):
+    generator = torch.Generator().manual_seed(0)
+    clean, noise = (torch.randn(8, 4, 3, 16, 16, generator=generator) for _ in range(2))
+    clean = 1.7 * clean
+    noisy, timestep = (1 - sigma) * clean + sigma * noise, torch.full((8, 1), 1000 * sigma)
+    guess = precondition(torch.zeros_like(noisy), noisy, timestep, sigma_data=1.7)
+    target = (guess - (noise - clean)) * ((1 - sigma) ** 2 * 1.7**2 + sigma**2) ** 0.5 / 1.7
+    assert target.std() == pytest.approx(1, abs=0.02)
+    # The linear guess leaves nothing that a linear function of the input could still explain.
+    assert (target * noisy).mean().abs() < 0.05
+    torch.testing.assert_close(precondition(target, noisy, timestep, 1.7), noise - clean, atol=1e-5, rtol=0)
+
+
+def test_an_untrained_preconditioned_model_with_zero_output_gives_the_linear_guess():
+    model = make_model(sigma_data=1.0)
+    torch.nn.init.zeros_(model.proj_out.weight)
+    torch.nn.init.zeros_(model.proj_out.bias)
+    latents, _, text = make_inputs(batch_size=1)
+    timestep = torch.tensor([[0.0] * 3 + [500.0] * 3 + [1000.0] * 3])
+    velocity = model(latents, timestep, text).sample
+    # -x where there is no noise, 0 half way, x at pure noise
+    torch.testing.assert_close(velocity, torch.cat([-latents[:, :, :3], 0 * latents[:, :, 3:6], latents[:, :, 6:]], 2))
+
+
+def test_preconditioned_chunks_equal_one_block_causal_forward(tmp_path):
+    model = make_model(sigma_data=0.5)
+    latents, timestep, text = make_inputs()
+    memory = make_memory("full", num_frames_per_block=CHUNK, max_frames=9)
+    whole = model(latents, timestep, text).sample
+    torch.testing.assert_close(generate(model, latents, timestep, text, memory), whole, atol=1e-5, rtol=1e-4)
+    assert not torch.equal(whole, make_model()(latents, timestep, text).sample)
+    model.save_pretrained(tmp_path)
+    again = CausalWanTransformer3DModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(latents, timestep, text).sample, whole)
 
 
 def test_bad_shapes_are_named(model):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from vidgen.memory import SlowFastMemoryConfig
+from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.pipelines import ContextForcingPipeline
 from vidgen.recipes import landscape
 from vidgen.recipes.landscape import ATTRIBUTES, WorldConfig, make_scene
@@ -17,7 +20,7 @@ TRAIN = ("train.max_minutes=null", "train.checkpoint_every=1", "train.log_every=
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """All six steps at toy size: 32x48 pixels, one or two optimizer steps each."""
+    """All seven steps at toy size: 32x48 pixels, one or two optimizer steps each."""
     root = tmp_path_factory.mktemp("runs")
     world = ("world.height=32", "world.width=48")
     latents = (
@@ -49,14 +52,23 @@ def runs(tmp_path_factory):
     model = ("model.num_attention_heads=2", "model.attention_head_dim=12", "model.num_layers=1", "model.ffn_dim=32")
     text = (f"text_encoder={root}/text_encoder/weights",)
     landscape.train_diffusion(
+        "landscape/tiny_diffusion_chunks",
+        [*steps("diffusion_chunks", "transformer", 2), *nested, *model, *text, "model.text_dim=16"],
+    )
+    landscape.train_diffusion(
         "landscape/tiny_diffusion",
-        [*steps("diffusion", "transformer", 2), *nested, *model, *text, "model.text_dim=16"],
+        [
+            *steps("diffusion", "transformer", 2),
+            *nested,
+            *text,
+            f"initial_weights={root}/diffusion_chunks/weights/transformer",
+        ],
     )
     landscape.train_student(
         "landscape/tiny_student",
         [*steps("student", "student", 1), *nested, *text, f"teacher={root}/diffusion/weights/transformer"],
     )
-    parts = [f"{name}={root}/{name}" for name in ("text_encoder", "vae", "diffusion", "student")]
+    parts = [f"{name}={root}/{name}" for name in ("text_encoder", "vae", "diffusion_chunks", "diffusion", "student")]
     landscape.assemble("landscape/tiny_assemble", [f"output_dir={root}/model", *parts, *world])
     return root
 
@@ -79,7 +91,41 @@ def test_latents_are_normalized(runs):
 
 def test_model_card_tells_what_the_runs_did(runs):
     card = (runs / "model" / "README.md").read_text()
-    assert "| diffusion | 2 |" in card and "| student | 1 |" in card
+    assert "| diffusion_chunks | 2 |" in card and "| diffusion | 2 |" in card and "| student | 1 |" in card
+
+
+def test_the_second_diffusion_stage_goes_on_from_the_first(runs):
+    first, second = (
+        CausalWanTransformer3DModel.from_pretrained(runs / name / "weights" / "transformer")
+        for name in ("diffusion_chunks", "diffusion")
+    )
+    assert first.config.sigma_data == second.config.sigma_data == 1.0
+    for name, weight in second.state_dict().items():
+        # Two steps of one thousandth leave the weights where they were; other initial weights would be far away.
+        assert (weight - first.state_dict()[name]).abs().max() < 0.02, name
+    with pytest.raises(ConfigError, match="leave out model"):
+        landscape.train_diffusion("landscape/tiny_diffusion", ["model.num_layers=1"])
+
+
+def test_single_chunks_are_neighbouring_frames_of_any_moment(runs):
+    config = landscape.LatentsRecipe(
+        f"{runs}/latents", WorldConfig(32, 48), num_scenes=2, num_validation_scenes=1, latent_frames=27
+    )
+    tokenizer = AutoTokenizer.from_pretrained(runs / "text_encoder" / "weights" / "tokenizer")
+    data = landscape.LatentScenes(config, "train", tokenizer, SlowFastMemoryConfig(), single_chunks=True)
+    latents = data.batch(0, 0, 1, 40)["latents"]
+    assert latents.shape[2] == 3
+    firsts = set()
+    for sample in latents:
+        places = [
+            (scene, first)
+            for scene, whole in enumerate(data.latents)
+            for first in range(25)
+            if torch.equal(whole[:, first : first + 3], sample)
+        ]
+        assert places
+        firsts.update(places)
+    assert len(firsts) > 15
 
 
 def test_encoding_again_keeps_finished_scenes(runs):

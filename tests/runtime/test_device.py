@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -81,3 +85,25 @@ def test_threads_follow_the_environment_variable(monkeypatch):
 
 def test_available_memory_is_positive():
     assert available_memory("cpu") > 2**20
+
+
+LARGE_BUFFER_BETWEEN_SMALL_ONES = """
+import sys, psutil, torch
+from vidgen.runtime.device import return_freed_memory
+if sys.argv[1] == "yes":
+    assert return_freed_memory()
+torch.empty(7 << 20).fill_(1)  # glibc learns from freed buffers up to 32 MiB
+large = torch.empty(5 << 20).fill_(1)
+kept = [torch.ones(20000) for _ in range(20)]
+del large
+print(psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such limit")
+def test_freed_buffers_leave_the_resident_set():
+    resident = {
+        answer: int(subprocess.check_output([sys.executable, "-c", LARGE_BUFFER_BETWEEN_SMALL_ONES, answer]))
+        for answer in ("no", "yes")
+    }
+    assert resident["no"] - resident["yes"] > 15 << 20

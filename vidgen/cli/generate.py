@@ -221,7 +221,7 @@ def _load_pipeline(
     model: str | None, device: str | None, dtype: str | None, attention: str | None, compile_blocks: bool
 ) -> ContextForcingPipeline:
     from vidgen.runtime.assets import find_asset
-    from vidgen.runtime.device import select_device, select_dtype, set_threads
+    from vidgen.runtime.device import return_freed_memory, select_device, select_dtype, set_threads
 
     folder = str(find_asset()) if model is None else model
     on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", folder) is not None and not Path(folder).exists()
@@ -231,6 +231,7 @@ def _load_pipeline(
     torch_device = select_device(device)
     torch_dtype = select_dtype(dtype, torch_device)
     set_threads()
+    return_freed_memory()
 
     from diffusers.utils.logging import disable_progress_bar
     from safetensors import SafetensorError

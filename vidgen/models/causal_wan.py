@@ -196,6 +196,27 @@ class CausalWanTransformerBlock(nn.Module):
         return hidden_states, key, value
 
 
+def precondition(
+    output: torch.Tensor, noisy_latents: torch.Tensor, timestep: torch.Tensor, sigma_data: float
+) -> torch.Tensor:
+    """Velocity from the output of a network whose targets have unit variance at every noise level.
+
+    With `x_s = (1 - s) x_0 + s eps` and `Var(x_s) = (1 - s)^2 sigma_data^2 + s^2`, the best linear guess of the
+    velocity `eps - x_0` is `(s - (1 - s) sigma_data^2) / Var(x_s) * x_s`; what is left has variance
+    `sigma_data^2 / Var(x_s)`. The output is minus what is left in these units: the clean latents at `s = 1`.
+
+    Args:
+        output: `(batch, channels, frames, height, width)`.
+        noisy_latents: `x_s`, of the same shape.
+        timestep: `(batch, 1 or frames)`, `1000 * s`.
+        sigma_data: standard deviation of `x_0`.
+    """
+    sigma = (timestep.float() / 1000)[:, None, :, None, None]
+    variance = (1 - sigma) ** 2 * sigma_data**2 + sigma**2
+    guess = (sigma - (1 - sigma) * sigma_data**2) / variance * noisy_latents.float()
+    return (guess - sigma_data * variance.rsqrt() * output.float()).type_as(output)
+
+
 @dataclass
 class CausalWanTransformerOutput(BaseOutput):
     """Output of [`CausalWanTransformer3DModel`].
@@ -233,6 +254,11 @@ class CausalWanTransformer3DModel(
         pos_embed_seq_len: must be `None`, as `image_dim`.
         num_frames_per_block: latent frames of one chunk, the unit of autoregression.
         causal: `False` turns the default mask off, which is the stock bidirectional Wan.
+        sigma_data: standard deviation of the latents, which turns the network's output into the velocity through the
+            preconditioning of "Elucidating the Design Space of Diffusion-Based Generative Models" (arXiv 2206.00364,
+            section 5), written for flow matching; `None`: the output is the velocity itself, as in every Wan. A narrow
+            network needs it: noise fills all `in_channels * patch` numbers of a token, and without it the hidden
+            state must carry every one of them from input to output.
 
     Raises:
         ValueError: for a configuration of the image-conditioned Wan variants or a patch longer than one frame.
@@ -267,8 +293,11 @@ class CausalWanTransformer3DModel(
         pos_embed_seq_len: int | None = None,
         num_frames_per_block: int = 3,
         causal: bool = True,
+        sigma_data: float | None = None,
     ) -> None:
         super().__init__()
+        if sigma_data is not None and not sigma_data > 0:
+            raise ValueError(f"sigma_data={sigma_data}; it must be positive, or None for a plain velocity output.")
         if patch_size[0] != 1:
             raise ValueError(
                 f"patch_size={tuple(patch_size)}: a causal model needs a temporal patch of 1 latent frame."
@@ -437,6 +466,7 @@ class CausalWanTransformer3DModel(
             )
 
         # 2. Patch & condition embedding
+        noisy_latents = hidden_states
         hidden_states = self.patch_embedding(hidden_states).flatten(2).transpose(1, 2).contiguous()
         # A frame's timestep is embedded once and broadcast to its tokens inside the blocks.
         timestep = timestep.unsqueeze(1) if timestep.ndim == 1 else timestep
@@ -476,6 +506,8 @@ class CausalWanTransformer3DModel(
         )
         # (B, F, h, w, p, q, C) -> (B, C, F, h, p, w, q)
         sample = hidden_states.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
+        if self.config.sigma_data is not None:
+            sample = precondition(sample, noisy_latents, timestep, self.config.sigma_data)
 
         output = CausalWanTransformerOutput(sample=sample, key_values=key_values if return_key_values else None)
         return output if return_dict else output.to_tuple()

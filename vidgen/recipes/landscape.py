@@ -1,7 +1,8 @@
 """The embedded default model, from nothing to a few-step student, on `LandscapeWorld`.
 
-Five steps, each a function of (config, overrides) that resumes where it stopped: `encode_latents`, `train_vae`,
-`train_text_encoder`, `train_diffusion`, `train_student`; `assemble` puts the results into one diffusers folder.
+Six steps, each a run of (config, overrides) that resumes where it stopped: `encode_latents`, `train_vae`,
+`train_text_encoder`, `train_diffusion` on single chunks, then on chunks with their past, `train_student`; `assemble`
+puts the results into one diffusers folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from vidgen.forcing.diffusion_forcing import DiffusionForcingConfig, DiffusionForcingMethod
-from vidgen.forcing.layouts import sample_layout
+from vidgen.forcing.layouts import Layout, sample_layout
 from vidgen.forcing.ode_distillation import ODEDistillationConfig, ODEDistillationMethod
 from vidgen.memory import SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
@@ -372,6 +373,7 @@ class LatentScenes:
         chunk: latent frames per chunk.
         seed: fixes layouts and wordings.
         steady_probability: share of batches in which the memory has already dropped frames.
+        single_chunks: chunks of any moment, each without a past, instead of layouts.
     """
 
     def __init__(
@@ -383,10 +385,12 @@ class LatentScenes:
         chunk: int = 3,
         seed: int = 0,
         steady_probability: float = 0.6,
+        single_chunks: bool = False,
     ) -> None:
         self.scenes, self.latents = load_scenes(config, split)
         self.tokenizer, self.memory, self.chunk = tokenizer, memory, chunk
         self.seed, self.steady_probability = seed, steady_probability
+        self.single_chunks = single_chunks
 
     def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
         # The kind of layout is drawn per step, not per rank: it decides the mask and the work of a forward.
@@ -397,10 +401,13 @@ class LatentScenes:
         for _ in range(batch_size):
             index = int(torch.randint(len(self.scenes), (), generator=generator))
             scene, latents = self.scenes[index], self.latents[index]
-            layout = sample_layout(self.memory, latents.shape[1], self.chunk, steady, generator)
+            if self.single_chunks:
+                layout = self._single_chunk(latents.shape[1], generator)
+            else:
+                layout = sample_layout(self.memory, latents.shape[1], self.chunk, steady, generator)
             # The caption tells the move of the target, or of any moment when no frame was dropped yet.
             moment = layout.frame_ids[-1]
-            if not steady:
+            if self.single_chunks or not steady:
                 moment = layout.frame_ids[int(torch.randint(len(layout.frame_ids), (), generator=generator))]
             move = scene.move_at(pixel_frame(int(moment)))
             same_move = [scene.move_at(pixel_frame(int(frame))) == move for frame in layout.frame_ids]
@@ -415,6 +422,11 @@ class LatentScenes:
                 }
             )
         return {**torch.utils.data.default_collate(samples), **tokenize(self.tokenizer, texts)}
+
+    def _single_chunk(self, num_frames: int, generator: torch.Generator) -> Layout:
+        first = int(torch.randint(num_frames - self.chunk + 1, (), generator=generator))
+        frame_ids = torch.arange(first, first + self.chunk)
+        return Layout(frame_ids, torch.zeros_like(frame_ids), torch.zeros_like(frame_ids, dtype=torch.bool))
 
 
 def pixel_frame(latent_frame: int) -> int:
@@ -435,6 +447,9 @@ class DiffusionRecipe:
         method: noise and weights.
         compile: compile the transformer's blocks, which fuses their elementwise work; on CPUs it needs a C++ compiler
             and a minute at the start.
+        single_chunks: train on chunks without a past. A first stage of this kind shows a network what the world looks
+            like at a seventh of the cost per scene.
+        initial_weights: transformer folder to go on from, which then also fixes `model`; `None` starts from nothing.
     """
 
     train: TrainConfig
@@ -444,6 +459,12 @@ class DiffusionRecipe:
     model: dict[str, Any] = field(default_factory=dict)
     memory: SlowFastMemoryConfig = field(default_factory=SlowFastMemoryConfig)
     method: DiffusionForcingConfig = field(default_factory=DiffusionForcingConfig)
+    single_chunks: bool = False
+    initial_weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.initial_weights is not None and self.model:
+            raise ConfigError("initial_weights brings its own model arguments; leave out model.")
 
 
 def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
@@ -452,17 +473,21 @@ def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
     set_threads()
     tokenizer = AutoTokenizer.from_pretrained(Path(config.text_encoder) / "tokenizer")
     text_encoder = UMT5EncoderModel.from_pretrained(Path(config.text_encoder) / "text_encoder").eval()
-    torch.manual_seed(config.train.seed)
-    transformer = CausalWanTransformer3DModel(**config.model)
-    # Zero output: training starts from predicting nothing instead of noise of the initial weights.
-    torch.nn.init.zeros_(transformer.proj_out.weight)
-    torch.nn.init.zeros_(transformer.proj_out.bias)
+    if config.initial_weights is not None:
+        transformer = CausalWanTransformer3DModel.from_pretrained(config.initial_weights)
+    else:
+        torch.manual_seed(config.train.seed)
+        transformer = CausalWanTransformer3DModel(**config.model)
+        # Zero output: training starts from predicting nothing instead of noise of the initial weights.
+        torch.nn.init.zeros_(transformer.proj_out.weight)
+        torch.nn.init.zeros_(transformer.proj_out.bias)
     if config.compile:
         # Batch sizes are few and fixed: one specialized graph each is faster than one for all.
         transformer.compile_repeated_blocks(dynamic=False)
     chunk = transformer.config.num_frames_per_block
-    data = LatentScenes(config.latents, "train", tokenizer, config.memory, chunk, config.train.seed)
-    held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, steady_probability=1.0)
+    kind = {"single_chunks": config.single_chunks}
+    data = LatentScenes(config.latents, "train", tokenizer, config.memory, chunk, config.train.seed, **kind)
+    held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, 0, 1.0, **kind)
     method = DiffusionForcingMethod(transformer, text_encoder, config.method, lambda: held_out.batch(0, 0, 1, 16))
     return fit(method, data, config.train)
 
@@ -519,7 +544,8 @@ class AssembleRecipe:
         output_dir: the diffusers folder to write; an existing one is replaced.
         text_encoder: run folder.
         vae: run folder.
-        diffusion: run folder.
+        diffusion_chunks: run folder of the first stage.
+        diffusion: run folder of the second stage.
         student: run folder.
         shift: warp of the student's noise levels, as it was distilled.
         num_inference_steps: steps of the student, as it was distilled.
@@ -529,6 +555,7 @@ class AssembleRecipe:
     output_dir: str
     text_encoder: str
     vae: str
+    diffusion_chunks: str
     diffusion: str
     student: str
     shift: float = 3.0
@@ -562,7 +589,7 @@ def assemble(source: str | None, overrides: list[str]) -> Path:
 def _model_card(config: AssembleRecipe, pipeline: ContextForcingPipeline) -> str:
     """Data, sizes, steps, minutes and losses, read from the runs themselves."""
     rows = []
-    for name in ("vae", "text_encoder", "diffusion", "student"):
+    for name in ("vae", "text_encoder", "diffusion_chunks", "diffusion", "student"):
         folder = Path(getattr(config, name))
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         last = next(record for record in reversed(records) if "losses" in record)
