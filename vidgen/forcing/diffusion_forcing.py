@@ -54,6 +54,10 @@ def shift_sigma(uniform: torch.Tensor, shift: float) -> torch.Tensor:
 class DiffusionForcingMethod(TrainingMethod):
     """Flow matching with one noise level per block.
 
+    Batches hold `latents` `(batch, channels, frames, height, width)`, `input_ids`, `attention_mask`, `frame_blocks`,
+    `is_slow`, `matches_caption` `(batch, frames)` and, where some cells matter more, `loss_weight`
+    `(batch, frames, height, width)`.
+
     Args:
         transformer: a `CausalWanTransformer3DModel`.
         text_encoder: frozen encoder of the captions.
@@ -114,7 +118,10 @@ class DiffusionForcingMethod(TrainingMethod):
         predicted = self.transformer(noisy_latents, sigma * 1000, embeddings, frame_blocks=frame_blocks).sample
 
         # 4. Clean frames have nothing to predict; frames the caption does not describe would teach it wrong motion
-        error = (predicted.float() - velocity).square().mean(dim=(1, 3, 4))  # (B, F)
+        error = (predicted.float() - velocity).square().mean(dim=1)  # (B, F, H, W)
+        if "loss_weight" in batch:
+            error = error * batch["loss_weight"]
+        error = error.mean(dim=(2, 3))
         weight = torch.where(batch["is_slow"], self.config.slow_weight, 1.0)
         weight = weight * ~is_past[:, frame_blocks] * batch["matches_caption"]
         target = (frame_blocks == num_blocks - 1).float().expand_as(error)

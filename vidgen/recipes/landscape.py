@@ -36,7 +36,15 @@ from vidgen.train.autoencoder import AutoencoderConfig, AutoencoderMethod, to_mo
 from vidgen.train.block_code import BlockCode
 from vidgen.train.caption_encoder import CaptionEncoderMethod
 from vidgen.worlds import LandscapeScene, LandscapeWorld, caption
-from vidgen.worlds.landscape import BIOMES, MOVES, TIMES, TRAVELLERS, WEATHERS
+from vidgen.worlds.landscape import (
+    BIOMES,
+    MOVES,
+    REFERENCE_HEIGHT,
+    REFERENCE_WIDTH,
+    TIMES,
+    TRAVELLERS,
+    WEATHERS,
+)
 
 ATTRIBUTES = {"biome": BIOMES, "time_of_day": TIMES, "weather": WEATHERS, "traveller": TRAVELLERS}
 
@@ -374,6 +382,7 @@ class LatentScenes:
         seed: fixes layouts and wordings.
         steady_probability: share of batches in which the memory has already dropped frames.
         single_chunks: chunks of any moment, each without a past, instead of layouts.
+        traveller_weight: loss weight of the latent cells where the traveller is; everything else weighs 1.
     """
 
     def __init__(
@@ -386,11 +395,12 @@ class LatentScenes:
         seed: int = 0,
         steady_probability: float = 0.6,
         single_chunks: bool = False,
+        traveller_weight: float = 1.0,
     ) -> None:
         self.scenes, self.latents = load_scenes(config, split)
         self.tokenizer, self.memory, self.chunk = tokenizer, memory, chunk
         self.seed, self.steady_probability = seed, steady_probability
-        self.single_chunks = single_chunks
+        self.single_chunks, self.traveller_weight = single_chunks, traveller_weight
 
     def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
         # The kind of layout is drawn per step, not per rank: it decides the mask and the work of a forward.
@@ -419,9 +429,22 @@ class LatentScenes:
                     "frame_blocks": layout.frame_blocks,
                     "is_slow": layout.is_slow,
                     "matches_caption": torch.tensor(same_move) | layout.is_slow,
+                    "loss_weight": self._loss_weight(scene, layout.frame_ids.tolist(), latents.shape[-2:]),
                 }
             )
         return {**torch.utils.data.default_collate(samples), **tokenize(self.tokenizer, texts)}
+
+    def _loss_weight(self, scene: LandscapeScene, frame_ids: list[int], size: tuple[int, int]) -> torch.Tensor:
+        """`(frames, height, width)`; a traveller fills a few cells in a hundred, and every caption names it."""
+        weight = torch.ones(len(frame_ids), *size)
+        for index, frame in enumerate(frame_ids):
+            box = scene.traveller_box(pixel_frame(frame))
+            if box is not None:
+                scale_y, scale_x = size[0] / REFERENCE_HEIGHT, size[1] / REFERENCE_WIDTH
+                top, left = max(0, math.floor(scale_y * box.y)), max(0, math.floor(scale_x * box.x))
+                bottom, right = math.ceil(scale_y * (box.y + box.height)), math.ceil(scale_x * (box.x + box.width))
+                weight[index, top:bottom, left:right] = self.traveller_weight
+        return weight
 
     def _single_chunk(self, num_frames: int, generator: torch.Generator) -> Layout:
         first = int(torch.randint(num_frames - self.chunk + 1, (), generator=generator))
@@ -449,6 +472,7 @@ class DiffusionRecipe:
             and a minute at the start.
         single_chunks: train on chunks without a past. A first stage of this kind shows a network what the world looks
             like at a seventh of the cost per scene.
+        traveller_weight: loss weight of the few latent cells where the traveller is.
         initial_weights: transformer folder to go on from, which then also fixes `model`; `None` starts from nothing.
     """
 
@@ -460,6 +484,7 @@ class DiffusionRecipe:
     memory: SlowFastMemoryConfig = field(default_factory=SlowFastMemoryConfig)
     method: DiffusionForcingConfig = field(default_factory=DiffusionForcingConfig)
     single_chunks: bool = False
+    traveller_weight: float = 1.0
     initial_weights: str | None = None
 
     def __post_init__(self) -> None:
@@ -486,7 +511,16 @@ def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
         transformer.compile_repeated_blocks(dynamic=False)
     chunk = transformer.config.num_frames_per_block
     kind = {"single_chunks": config.single_chunks}
-    data = LatentScenes(config.latents, "train", tokenizer, config.memory, chunk, config.train.seed, **kind)
+    data = LatentScenes(
+        config.latents,
+        "train",
+        tokenizer,
+        config.memory,
+        chunk,
+        config.train.seed,
+        traveller_weight=config.traveller_weight,
+        **kind,
+    )
     held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, 0, 1.0, **kind)
     method = DiffusionForcingMethod(transformer, text_encoder, config.method, lambda: held_out.batch(0, 0, 1, 16))
     return fit(method, data, config.train)

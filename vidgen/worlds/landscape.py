@@ -272,14 +272,17 @@ class LandscapeScene:
                 if left < REFERENCE_WIDTH and left + width > 0:
                     name = f"{layer}:{item.cell}"
                     objects.append(SceneObject(item.kind, name, layer, left, item.base - height, width, height))
-        if self.traveller != "none":
-            x, y = _traveller_position(self, frame)
-            width, height = _TRAVELLER_EXTENT[self.traveller]
-            layer = "track" if self.traveller == "train" else "air"
-            objects.append(
-                SceneObject(self.traveller, "traveller", layer, x - width / 2, y - height / 2, width, height)
-            )
-        return objects
+        traveller = self.traveller_box(frame)
+        return objects if traveller is None else [*objects, traveller]
+
+    def traveller_box(self, frame: int) -> SceneObject | None:
+        """The traveller at `frame`; it never leaves the screen."""
+        if self.traveller == "none":
+            return None
+        x, y = _traveller_position(self, frame)
+        width, height = _TRAVELLER_EXTENT[self.traveller]
+        layer = "track" if self.traveller == "train" else "air"
+        return SceneObject(self.traveller, "traveller", layer, x - width / 2, y - height / 2, width, height)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
