@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import UMT5Config, UMT5EncoderModel
@@ -87,6 +89,30 @@ def test_student_learns_and_its_teacher_stays(steady):
     assert method.student.proj_out.weight.grad.abs().sum() > 0
 
 
+def test_loss_weight_decides_which_cells_are_learned():
+    batch = make_batch(steady=True)
+    shape = (*batch["latents"].shape[:1], *batch["latents"].shape[2:])
+    encoder = text_encoder()
+    plain, ones, twice = (
+        DiffusionForcingMethod(
+            transformer(0), encoder, DiffusionForcingConfig(), lambda extra=extra: {**batch, **extra}
+        ).validate()["validation_loss"]
+        for extra in ({}, {"loss_weight": torch.ones(shape)}, {"loss_weight": torch.full(shape, 2.0)})
+    )
+    assert plain == ones and twice == pytest.approx(2 * plain)
+    corner = torch.zeros(shape)
+    corner[..., :1, :1] = 1.0
+    method = DiffusionForcingMethod(transformer(0), text_encoder(), DiffusionForcingConfig(), lambda: batch)
+    losses = []
+    for sign in (1, -1):  # content of other cells as targets: no weight, no loss
+        latents = batch["latents"].clone()
+        latents[..., 1:, 1:] *= sign
+        generator = torch.Generator().manual_seed(0)
+        method.transformer.forward = lambda hidden_states, *_, **__: SimpleNamespace(sample=0 * hidden_states)
+        losses.append(float(method._losses({**batch, "latents": latents, "loss_weight": corner}, generator)[0]))
+    assert losses[0] == losses[1] > 0
+
+
 def test_one_step_teacher_without_guidance_is_its_own_student():
     """With as many teacher steps as student steps = 1, the end point is the student's own prediction."""
     batch = make_batch(steady=True)
@@ -95,6 +121,32 @@ def test_one_step_teacher_without_guidance_is_its_own_student():
     other = ODEDistillationMethod(transformer(1), transformer(0), text_encoder(), MEMORY, config, lambda: batch)
     assert same.validate()["validation_loss"] < 1e-10
     assert other.validate()["validation_loss"] > 1e-4
+
+
+def test_every_noise_of_a_past_reads_that_past():
+    """Chunk i * n + j of a batch belongs to past i: its text, its memory, and noise of its own."""
+    batch = make_batch(steady=True)
+    teacher = transformer(0)
+    methods = [
+        ODEDistillationMethod(
+            transformer(1),
+            teacher,
+            text_encoder(),
+            MEMORY,
+            ODEDistillationConfig(noises_per_past=count),
+            lambda: batch,
+        )
+        for count in (1, 3)
+    ]
+    past, blocks = batch["latents"].float()[:, :, :-3], batch["frame_blocks"][0][:-3]
+    text = torch.randn(len(past), 5, 16, generator=torch.Generator().manual_seed(0))
+    one, three = (method._memory(teacher, past, blocks, text) for method in methods)
+    assert three.frame_ids.shape[0] == 3 * one.frame_ids.shape[0]
+    rotate = lambda key, positions: key  # noqa: E731
+    for single, repeated in zip(one.read(0, 3, rotate), three.read(0, 3, rotate), strict=True):
+        torch.testing.assert_close(repeated, single.repeat_interleave(3, 0))
+    losses = [method.validate()["validation_loss"] for method in methods]
+    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.5)
 
 
 def test_shift_keeps_the_ends_and_moves_the_middle_up():
@@ -109,6 +161,7 @@ def test_shift_keeps_the_ends_and_moves_the_middle_up():
         (DiffusionForcingConfig, {"past_noise": 2.0}, "past_noise"),
         (ODEDistillationConfig, {"student_steps": 5, "teacher_steps": 12}, "multiple"),
         (ODEDistillationConfig, {"guidance_scale": 0.5}, "guidance_scale"),
+        (ODEDistillationConfig, {"noises_per_past": 0}, "noises_per_past"),
     ],
 )
 def test_wrong_settings_are_named(config, arguments, message):

@@ -34,6 +34,8 @@ class ODEDistillationConfig:
         renoise_probability: share of inputs that are the end point with fresh noise, as the sampler makes them, rather
             than a point of the teacher's trajectory.
         context_noise: largest standard deviation of an error added to the past, so that the student tolerates its own.
+        noises_per_past: chunks that are generated after each past of a batch; reading the past costs as much as
+            several steps.
     """
 
     student_steps: int = 4
@@ -42,6 +44,7 @@ class ODEDistillationConfig:
     shift: float = 3.0
     renoise_probability: float = 0.5
     context_noise: float = 0.1
+    noises_per_past: int = 1
 
     def __post_init__(self) -> None:
         if self.student_steps < 1 or self.teacher_steps % self.student_steps:
@@ -50,6 +53,8 @@ class ODEDistillationConfig:
             )
         if self.guidance_scale < 1 or self.shift <= 0 or self.context_noise < 0:
             raise ConfigError("guidance_scale must be >= 1, shift > 0 and context_noise >= 0.")
+        if self.noises_per_past < 1:
+            raise ConfigError(f"noises_per_past={self.noises_per_past}; at least 1 is needed.")
         if not 0 <= self.renoise_probability <= 1:
             raise ConfigError(f"renoise_probability={self.renoise_probability}; it must be in [0, 1].")
 
@@ -103,20 +108,22 @@ class ODEDistillationMethod(TrainingMethod):
         if not bool(batch["is_slow"].any()):
             target_block = int(torch.randint(0, num_blocks, (), generator=generator, device=device))
         past = latents[:, :, frame_blocks < target_block]
-        clean_shape = latents[:, :, frame_blocks == target_block].shape
         error = torch.randn(past.shape, generator=generator, device=device)
         scale = torch.rand(past.shape[0], 1, 1, 1, 1, generator=generator, device=device) * self.config.context_noise
         past = past + scale * error
-
-        embeddings = encode_text(self.text_encoder, batch["input_ids"], batch["attention_mask"])
         past_blocks = frame_blocks[frame_blocks < target_block]
 
+        text = encode_text(self.text_encoder, batch["input_ids"], batch["attention_mask"])
+        embeddings = text.repeat_interleave(self.config.noises_per_past, 0)
+        no_text = torch.zeros_like(embeddings)
+
         # 2. x_sigma of the teacher's guided flow, kept at the student's levels
-        noise = torch.randn(clean_shape, generator=generator, device=device)
+        _, channels, _, height, width = latents.shape
+        shape = (len(embeddings), channels, int((frame_blocks == target_block).sum()), height, width)
+        noise = torch.randn(shape, generator=generator, device=device)
         with torch.no_grad():
-            conditional = self._memory(self.teacher, past, past_blocks, embeddings)
-            no_text = torch.zeros_like(embeddings)
-            unconditional = self._memory(self.teacher, past, past_blocks, no_text)
+            conditional = self._memory(self.teacher, past, past_blocks, text)
+            unconditional = self._memory(self.teacher, past, past_blocks, torch.zeros_like(text))
             trajectory, sample = [], noise
             stride = self.config.teacher_steps // self.config.student_steps
             for index, (sigma, next_sigma) in enumerate(zip(self.sigmas[:-1], self.sigmas[1:], strict=True)):
@@ -128,7 +135,7 @@ class ODEDistillationMethod(TrainingMethod):
                     velocity = free + self.config.guidance_scale * (velocity - free)
                 sample = sample + (next_sigma - sigma) * velocity
             clean = sample
-            student_memory = self._memory(self.student, past, past_blocks, embeddings)
+            student_memory = self._memory(self.student, past, past_blocks, text)
 
         # 3. x_0 = x_sigma - sigma v from each level
         loss = torch.zeros((), device=device)
@@ -147,13 +154,13 @@ class ODEDistillationMethod(TrainingMethod):
     def _memory(
         self, transformer: nn.Module, past: torch.Tensor, past_blocks: torch.Tensor, embeddings: torch.Tensor
     ) -> SlowFastMemory:
-        """A memory filled by one clean forward over the past frames in their slots."""
+        """A memory filled by one clean forward over the past frames in their slots, for every noise of each past."""
         memory = SlowFastMemory(self.memory_config, num_frames_per_block=transformer.config.num_frames_per_block)
         if past.shape[2]:
             timestep = torch.zeros(past.shape[0], device=past.device)
-            memory.commit(
-                transformer(past, timestep, embeddings, frame_blocks=past_blocks, return_key_values=True).key_values
-            )
+            output = transformer(past, timestep, embeddings, frame_blocks=past_blocks, return_key_values=True)
+            count = self.config.noises_per_past
+            memory.commit([tuple(each.repeat_interleave(count, 0) for each in pair) for pair in output.key_values])
         return memory
 
     @torch.no_grad()
