@@ -11,6 +11,7 @@ from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.pipelines import ContextForcingPipeline
 from vidgen.recipes import landscape
 from vidgen.recipes.landscape import ATTRIBUTES, WorldConfig, make_scene
+from vidgen.runtime.checkpoint import load_safetensors
 from vidgen.runtime.errors import ConfigError
 from vidgen.train.autoencoder import to_model_pixels
 from vidgen.train.block_code import BlockCode
@@ -79,6 +80,17 @@ def test_recipe_ends_in_a_pipeline_that_generates(runs):
         "a meadow at dawn", num_frames=9, generator=torch.Generator().manual_seed(0), output_type="np"
     ).frames
     assert frames.shape == (1, 9, 32, 48, 3)
+
+
+def test_weights_are_stored_in_half_and_computed_in_full_precision(runs):
+    pipe = ContextForcingPipeline.from_pretrained(runs / "model")
+    trained = CausalWanTransformer3DModel.from_pretrained(runs / "student" / "weights" / "student").state_dict()
+    for name, weight in pipe.transformer.state_dict().items():
+        assert weight.dtype == torch.float32
+        torch.testing.assert_close(weight, trained[name], rtol=2**-11, atol=1e-7)
+    assert {parameter.dtype for parameter in pipe.vae.parameters()} == {torch.float32}
+    stored = load_safetensors(runs / "model" / "transformer" / "diffusion_pytorch_model.safetensors")[0]
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
 
 
 def test_latents_are_normalized(runs):

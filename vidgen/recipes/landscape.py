@@ -613,6 +613,9 @@ def assemble(source: str | None, overrides: list[str]) -> Path:
         default_width=config.world.width,
         max_sequence_length=tokenizer.model_max_length,
     )
+    # Stored in half the bytes; whoever loads them chooses the type to compute in, float32 by default.
+    pipeline.transformer.to(torch.float16)
+    pipeline.vae.to(torch.float16)
     output_dir = Path(config.output_dir)
     with atomic_directory(output_dir) as folder:
         pipeline.save_pretrained(folder, safe_serialization=True)
