@@ -1,4 +1,4 @@
-"""Causal transformer by diffusion forcing of the embedded model, on LandscapeWorld.
+"""Causal transformer of the embedded model, second stage: diffusion forcing over slow-fast layouts.
 
     accelerate launch training/landscape_diffusion.py --config configs/landscape/tiny_diffusion.yaml [KEY=VALUE ...]
 

@@ -12,6 +12,7 @@ RECIPES = {
     "landscape_vae": ("vidgen.recipes.landscape:train_vae", "landscape/tiny_vae"),
     "landscape_text_encoder": ("vidgen.recipes.landscape:train_text_encoder", "landscape/tiny_text_encoder"),
     "landscape_latents": ("vidgen.recipes.landscape:encode_latents", "landscape/tiny_latents"),
+    "landscape_diffusion_chunks": ("vidgen.recipes.landscape:train_diffusion", "landscape/tiny_diffusion_chunks"),
     "landscape_diffusion": ("vidgen.recipes.landscape:train_diffusion", "landscape/tiny_diffusion"),
     "landscape_student": ("vidgen.recipes.landscape:train_student", "landscape/tiny_student"),
     "landscape_assemble": ("vidgen.recipes.landscape:assemble", "landscape/tiny_assemble"),
