@@ -9,6 +9,7 @@ import torch
 from transformers import UMT5Config, UMT5EncoderModel
 
 from vidgen.forcing.diffusion_forcing import DiffusionForcingConfig, DiffusionForcingMethod, shift_sigma
+from vidgen.forcing.guidance_distillation import GuidanceDistillationMethod
 from vidgen.forcing.layouts import sample_layout
 from vidgen.forcing.ode_distillation import ODEDistillationConfig, ODEDistillationMethod
 from vidgen.memory import SlowFastMemoryConfig
@@ -111,6 +112,38 @@ def test_loss_weight_decides_which_cells_are_learned():
         method.transformer.forward = lambda hidden_states, *_, **__: SimpleNamespace(sample=0 * hidden_states)
         losses.append(float(method._losses({**batch, "latents": latents, "loss_weight": corner}, generator)[0]))
     assert losses[0] == losses[1] > 0
+
+
+def test_guided_student_is_its_teacher_without_guidance_and_learns_the_difference():
+    batch, encoder, teacher = make_batch(steady=True), text_encoder(), transformer(0)
+    config = DiffusionForcingConfig(drop_text_probability=0.0)
+
+    def loss_at(scale: float, student=teacher) -> float:
+        method = GuidanceDistillationMethod(student, teacher, encoder, scale, config, lambda: batch)
+        return method.validate()["validation_loss"]
+
+    # A student that is its teacher errs by (w - 1) times the difference of its two predictions.
+    assert loss_at(1.0 + 1e-6) < 1e-9
+    assert loss_at(3.0) == pytest.approx(4 * loss_at(2.0), rel=1e-3)
+    assert loss_at(2.0) > 1e-6
+
+    student = transformer(0)
+    method = GuidanceDistillationMethod(student, teacher, encoder, 2.0, config, lambda: batch)
+    optimizer = torch.optim.Adam(student.parameters(), lr=3e-3)
+    before = method.validate()["validation_loss"]
+    for step in range(40):
+        method.training_step(batch, step, torch.Generator().manual_seed(0)).losses["student"].backward()
+        assert all(parameter.grad is None for parameter in method.teacher.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert method.validate()["validation_loss"] < 0.5 * before
+
+
+@pytest.mark.parametrize(("scale", "drop", "message"), [(1.0, 0.0, "guidance_scale"), (2.0, 0.1, "drop_text")])
+def test_guidance_that_cannot_be_distilled_is_refused(scale, drop, message):
+    config = DiffusionForcingConfig(drop_text_probability=drop)
+    with pytest.raises(ConfigError, match=message):
+        GuidanceDistillationMethod(transformer(0), transformer(0), text_encoder(), scale, config, dict)
 
 
 def test_one_step_teacher_without_guidance_is_its_own_student():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from vidgen.schedulers import FlowConsistencyScheduler
 
@@ -101,6 +102,33 @@ def test_generator_decides_the_noise():
 
     assert torch.equal(step(3), step(3))
     assert not torch.equal(step(3), step(4))
+
+
+def test_without_fresh_noise_a_step_is_an_euler_step():
+    generator = torch.Generator().manual_seed(0)
+    sample, velocity = (torch.randn(2, 4, 3, 4, 4, generator=generator) for _ in range(2))
+    ours = FlowConsistencyScheduler(shift=3.0, num_inference_steps=8, eta=0.0)
+    euler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    euler.set_timesteps(sigmas=[1 - index / 8 for index in range(8)])
+    torch.testing.assert_close(ours.timesteps, euler.timesteps)
+    for timestep in ours.timesteps:
+        expected = euler.step(velocity, timestep, sample, return_dict=False)[0]
+        # No noise is drawn, and noise that is given has no part.
+        for options in ({}, {"noise": torch.full_like(sample, 9.0)}):
+            previous = ours.step(velocity, timestep, sample, return_dict=False, **options)[0]
+            torch.testing.assert_close(previous, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_eta_mixes_carried_and_fresh_noise_at_unit_variance():
+    generator = torch.Generator().manual_seed(0)
+    clean, noise, fresh = (torch.randn(1, 4, 3, 64, 64, generator=generator) for _ in range(3))
+    scheduler = FlowConsistencyScheduler(shift=1.0, num_inference_steps=2, eta=0.6)
+    first, second = scheduler.sigmas[:2]
+    sample = (1 - first) * clean + first * noise
+    previous = scheduler.step(noise - clean, scheduler.timesteps[0], sample, noise=fresh).prev_sample
+    carried = (previous - (1 - second) * clean) / second
+    torch.testing.assert_close(carried, 0.8 * noise + 0.6 * fresh, atol=1e-4, rtol=1e-4)
+    assert carried.std() == pytest.approx(1, abs=0.02)
 
 
 def test_config_round_trip(tmp_path):

@@ -104,18 +104,19 @@ class DiffusionForcingMethod(TrainingMethod):
         is_past &= uniform(batch_size, 1) < self.config.clean_past_probability
         sigma = torch.where(is_past, past_sigma, sigma)[:, frame_blocks]  # (B, F)
 
-        # 2. x_t = (1 - sigma) x_0 + sigma eps,  v = eps - x_0
+        # 2. x_t = (1 - sigma) x_0 + sigma eps
         noise = torch.randn(latents.shape, generator=generator, device=device)
         sigma_view = sigma[:, None, :, None, None]
         noisy_latents = (1 - sigma_view) * latents + sigma_view * noise
-        velocity = noise - latents
 
         # 3. Text, dropped for some samples
         embeddings = encode_text(self.text_encoder, batch["input_ids"], batch["attention_mask"])
         keep_text = uniform(batch_size, 1, 1) >= self.config.drop_text_probability
         embeddings = embeddings * keep_text
 
-        predicted = self.transformer(noisy_latents, sigma * 1000, embeddings, frame_blocks=frame_blocks).sample
+        arguments = (noisy_latents, sigma * 1000, embeddings, frame_blocks)
+        velocity = self._target(latents, noise, *arguments)
+        predicted = self.transformer(*arguments[:3], frame_blocks=frame_blocks).sample
 
         # 4. Clean frames have nothing to predict; frames the caption does not describe would teach it wrong motion
         error = (predicted.float() - velocity).square().mean(dim=1)  # (B, F, H, W)
@@ -127,6 +128,18 @@ class DiffusionForcingMethod(TrainingMethod):
         target = (frame_blocks == num_blocks - 1).float().expand_as(error)
         loss = (error * weight).sum() / weight.sum().clamp(min=1)
         return loss, (error * target).sum().detach() / target.sum()
+
+    def _target(
+        self,
+        latents: torch.Tensor,
+        noise: torch.Tensor,
+        noisy_latents: torch.Tensor,
+        timestep: torch.Tensor,
+        embeddings: torch.Tensor,
+        frame_blocks: torch.Tensor,
+    ) -> torch.Tensor:
+        """What the transformer should predict; latents `(batch, channels, frames, height, width)` all three."""
+        return noise - latents
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

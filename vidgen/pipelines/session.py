@@ -296,7 +296,7 @@ class GenerationSession:
         # A fresh scheduler: multistep solvers carry history which must not leak into the next chunk.
         scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
         scheduler.set_timesteps(self.settings.num_inference_steps, device=device)
-        renoises = isinstance(scheduler, FlowConsistencyScheduler)
+        renoises = isinstance(scheduler, FlowConsistencyScheduler) and scheduler.config.eta > 0
 
         # Drawn in float32 on the CPU, sample by sample: the same numbers on every device and in every batch.
         generators = [generator_for(seed, index) for seed in self.sample_seeds]

@@ -21,8 +21,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from vidgen.forcing.diffusion_forcing import DiffusionForcingConfig, DiffusionForcingMethod
+from vidgen.forcing.guidance_distillation import GuidanceDistillationMethod
 from vidgen.forcing.layouts import Layout, sample_layout
-from vidgen.forcing.ode_distillation import ODEDistillationConfig, ODEDistillationMethod
 from vidgen.memory import SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.pipelines import ContextForcingPipeline
@@ -538,16 +538,22 @@ class StudentRecipe:
         latents: how the latents were made.
         text_encoder: weights folder of the text encoder recipe.
         teacher: transformer folder of the many-step model.
+        guidance_scale: classifier-free guidance that is baked in.
         memory: sizes of the memory.
-        method: steps and guidance.
+        method: noise and weights.
+        traveller_weight: loss weight of the few latent cells where the traveller is.
+        compile: compile the blocks of both transformers.
     """
 
     train: TrainConfig
     latents: LatentsRecipe
     text_encoder: str
     teacher: str
+    guidance_scale: float
     memory: SlowFastMemoryConfig = field(default_factory=SlowFastMemoryConfig)
-    method: ODEDistillationConfig = field(default_factory=ODEDistillationConfig)
+    method: DiffusionForcingConfig = field(default_factory=lambda: DiffusionForcingConfig(drop_text_probability=0.0))
+    traveller_weight: float = 1.0
+    compile: bool = False
 
 
 def train_student(source: str | None, overrides: list[str]) -> TrainResult:
@@ -556,13 +562,23 @@ def train_student(source: str | None, overrides: list[str]) -> TrainResult:
     set_threads()
     tokenizer = AutoTokenizer.from_pretrained(Path(config.text_encoder) / "tokenizer")
     text_encoder = UMT5EncoderModel.from_pretrained(Path(config.text_encoder) / "text_encoder").eval()
-    teacher = CausalWanTransformer3DModel.from_pretrained(config.teacher)
-    student = CausalWanTransformer3DModel.from_pretrained(config.teacher)
+    student, teacher = (CausalWanTransformer3DModel.from_pretrained(config.teacher) for _ in range(2))
+    if config.compile:
+        for transformer in (student, teacher):
+            transformer.compile_repeated_blocks(dynamic=False)
     chunk = teacher.config.num_frames_per_block
-    data = LatentScenes(config.latents, "train", tokenizer, config.memory, chunk, config.train.seed)
+    data = LatentScenes(
+        config.latents,
+        "train",
+        tokenizer,
+        config.memory,
+        chunk,
+        config.train.seed,
+        traveller_weight=config.traveller_weight,
+    )
     held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, steady_probability=1.0)
-    method = ODEDistillationMethod(
-        student, teacher, text_encoder, config.memory, config.method, lambda: held_out.batch(0, 0, 1, 8)
+    method = GuidanceDistillationMethod(
+        student, teacher, text_encoder, config.guidance_scale, config.method, lambda: held_out.batch(0, 0, 1, 16)
     )
     return fit(method, data, config.train)
 
@@ -581,8 +597,8 @@ class AssembleRecipe:
         diffusion_chunks: run folder of the first stage.
         diffusion: run folder of the second stage.
         student: run folder.
-        shift: warp of the student's noise levels, as it was distilled.
-        num_inference_steps: steps of the student, as it was distilled.
+        shift: warp of the student's noise levels.
+        num_inference_steps: steps of the student.
         world: size and rate of the videos.
     """
 
@@ -593,7 +609,7 @@ class AssembleRecipe:
     diffusion: str
     student: str
     shift: float = 3.0
-    num_inference_steps: int = 4
+    num_inference_steps: int = 8
     world: WorldConfig = field(default_factory=WorldConfig)
 
 
@@ -607,7 +623,9 @@ def assemble(source: str | None, overrides: list[str]) -> Path:
         text_encoder=UMT5EncoderModel.from_pretrained(text_weights / "text_encoder"),
         vae=AutoencoderKLWan.from_pretrained(Path(config.vae) / "weights" / "vae"),
         transformer=CausalWanTransformer3DModel.from_pretrained(Path(config.student) / "weights" / "student"),
-        scheduler=FlowConsistencyScheduler(shift=config.shift, num_inference_steps=config.num_inference_steps),
+        scheduler=FlowConsistencyScheduler(
+            shift=config.shift, num_inference_steps=config.num_inference_steps, eta=0.0
+        ),
         fps=float(config.world.fps),
         default_height=config.world.height,
         default_width=config.world.width,

@@ -46,9 +46,12 @@ class FlowConsistencyScheduler(SchedulerMixin, ConfigMixin):
         num_inference_steps: steps of the schedule when `set_timesteps` is given no number.
         timesteps: unwarped timesteps the student was distilled at, decreasing, in `(0, num_train_timesteps]`; they
             replace the evenly spaced ones whenever as many steps are asked for.
+        eta: share of fresh noise in a step, as in "Denoising Diffusion Implicit Models" (arXiv 2010.02502): 1 is
+            consistency sampling, 0 keeps the predicted noise, which is an Euler step along the flow.
 
     Raises:
-        ValueError: for a shift or number of steps that is not positive, or timesteps that do not decrease.
+        ValueError: for an eta outside [0, 1], a shift or number of steps that is not positive, or timesteps that do
+            not decrease.
     """
 
     _compatibles: list[str] = []
@@ -61,7 +64,10 @@ class FlowConsistencyScheduler(SchedulerMixin, ConfigMixin):
         shift: float = 5.0,
         num_inference_steps: int = 4,
         timesteps: list[float] | None = None,
+        eta: float = 1.0,
     ) -> None:
+        if not 0 <= eta <= 1:
+            raise ValueError(f"eta={eta}; it must be in [0, 1].")
         if not shift > 0:
             raise ValueError(f"shift={shift}; it must be positive, 1 for no warp.")
         if timesteps is not None:
@@ -154,9 +160,13 @@ class FlowConsistencyScheduler(SchedulerMixin, ConfigMixin):
         """
         next_sigma = self._sigma(self._next_timestep(timestep, sample.device), sample)
         clean = sample.float() - self._sigma(timestep, sample) * model_output.float()
-        if noise is None and bool((next_sigma > 0).any()):
+        eta = self.config.eta
+        carried = (clean + model_output.float()).mul((1 - eta**2) ** 0.5) if eta < 1 else 0.0
+        if noise is None and eta > 0 and bool((next_sigma > 0).any()):
             noise = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=torch.float32)
-        previous = clean if noise is None else (1 - next_sigma) * clean + next_sigma * noise.to(clean)
+        if noise is not None and eta > 0:
+            carried = carried + eta * noise.to(clean)
+        previous = (1 - next_sigma) * clean + next_sigma * carried
         previous, clean = previous.to(sample.dtype), clean.to(sample.dtype)
         if not return_dict:
             return previous, clean
