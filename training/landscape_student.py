@@ -1,4 +1,4 @@
-"""Four-step student by ODE distillation of the embedded model, on LandscapeWorld.
+"""Student of the embedded model by guidance distillation, on LandscapeWorld.
 
     accelerate launch training/landscape_student.py --config configs/landscape/tiny_student.yaml [KEY=VALUE ...]
 
