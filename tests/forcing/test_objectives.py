@@ -11,7 +11,6 @@ from transformers import UMT5Config, UMT5EncoderModel
 from vidgen.forcing.diffusion_forcing import DiffusionForcingConfig, DiffusionForcingMethod, shift_sigma
 from vidgen.forcing.guidance_distillation import GuidanceDistillationMethod
 from vidgen.forcing.layouts import sample_layout
-from vidgen.forcing.ode_distillation import ODEDistillationConfig, ODEDistillationMethod
 from vidgen.memory import SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.runtime.errors import ConfigError
@@ -79,17 +78,6 @@ def test_frames_whose_move_the_caption_does_not_describe_do_not_count():
     assert gradient(batch["latents"])[:, :, -3:].abs().max() > 0
 
 
-@pytest.mark.parametrize("steady", [False, True])
-def test_student_learns_and_its_teacher_stays(steady):
-    batch = make_batch(steady)
-    method = ODEDistillationMethod(
-        transformer(1), transformer(0), text_encoder(), MEMORY, ODEDistillationConfig(teacher_steps=4), lambda: batch
-    )
-    method.training_step(batch, 0, torch.Generator().manual_seed(0)).losses["student"].backward()
-    assert all(parameter.grad is None for parameter in method.teacher.parameters())
-    assert method.student.proj_out.weight.grad.abs().sum() > 0
-
-
 def test_loss_weight_decides_which_cells_are_learned():
     batch = make_batch(steady=True)
     shape = (*batch["latents"].shape[:1], *batch["latents"].shape[2:])
@@ -146,42 +134,6 @@ def test_guidance_that_cannot_be_distilled_is_refused(scale, drop, message):
         GuidanceDistillationMethod(transformer(0), transformer(0), text_encoder(), scale, config, dict)
 
 
-def test_one_step_teacher_without_guidance_is_its_own_student():
-    """With as many teacher steps as student steps = 1, the end point is the student's own prediction."""
-    batch = make_batch(steady=True)
-    config = ODEDistillationConfig(student_steps=1, teacher_steps=1, guidance_scale=1.0)
-    same = ODEDistillationMethod(transformer(0), transformer(0), text_encoder(), MEMORY, config, lambda: batch)
-    other = ODEDistillationMethod(transformer(1), transformer(0), text_encoder(), MEMORY, config, lambda: batch)
-    assert same.validate()["validation_loss"] < 1e-10
-    assert other.validate()["validation_loss"] > 1e-4
-
-
-def test_every_noise_of_a_past_reads_that_past():
-    """Chunk i * n + j of a batch belongs to past i: its text, its memory, and noise of its own."""
-    batch = make_batch(steady=True)
-    teacher = transformer(0)
-    methods = [
-        ODEDistillationMethod(
-            transformer(1),
-            teacher,
-            text_encoder(),
-            MEMORY,
-            ODEDistillationConfig(noises_per_past=count),
-            lambda: batch,
-        )
-        for count in (1, 3)
-    ]
-    past, blocks = batch["latents"].float()[:, :, :-3], batch["frame_blocks"][0][:-3]
-    text = torch.randn(len(past), 5, 16, generator=torch.Generator().manual_seed(0))
-    one, three = (method._memory(teacher, past, blocks, text) for method in methods)
-    assert three.frame_ids.shape[0] == 3 * one.frame_ids.shape[0]
-    rotate = lambda key, positions: key  # noqa: E731
-    for single, repeated in zip(one.read(0, 3, rotate), three.read(0, 3, rotate), strict=True):
-        torch.testing.assert_close(repeated, single.repeat_interleave(3, 0))
-    losses = [method.validate()["validation_loss"] for method in methods]
-    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.5)
-
-
 def test_shift_keeps_the_ends_and_moves_the_middle_up():
     sigma = shift_sigma(torch.tensor([0.0, 0.5, 1.0]), 3.0)
     assert sigma.tolist() == pytest.approx([0.0, 0.75, 1.0])
@@ -192,9 +144,6 @@ def test_shift_keeps_the_ends_and_moves_the_middle_up():
     [
         (DiffusionForcingConfig, {"shift": 0.0}, "shift"),
         (DiffusionForcingConfig, {"past_noise": 2.0}, "past_noise"),
-        (ODEDistillationConfig, {"student_steps": 5, "teacher_steps": 12}, "multiple"),
-        (ODEDistillationConfig, {"guidance_scale": 0.5}, "guidance_scale"),
-        (ODEDistillationConfig, {"noises_per_past": 0}, "noises_per_past"),
     ],
 )
 def test_wrong_settings_are_named(config, arguments, message):
