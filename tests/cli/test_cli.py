@@ -86,8 +86,19 @@ BAD_ARGUMENTS = {
     "two lengths": (["generate", "a meadow", "--frames", "4", "--seconds", "1"], "exclude each other"),
     "two inputs": (["generate", "a meadow", "--image", "a.png", "--video", "a.mp4"], "exclude each other"),
     "image missing": (["generate", "a meadow", "--image", "a.png"], "a.png is not a file"),
-    "seed negative": (["generate", "a meadow", "--seed", "-1"], "--seed -1 must be 0 or more"),
-    "option without memory": (["generate", "a meadow", "--memory-option", "slow=1"], "needs --memory NAME"),
+    "seed negative": (["generate", "a meadow", "--seed", "-1"], "--seed -1 must be from 0 to"),
+    "seed too large": (["generate", "a meadow", "--seed", str(1 << 70)], "must be from 0 to 9223372036854775807"),
+    "scale": (["generate", "a meadow", "--scale", "0"], "--scale 0 must be from 1 to 64"),
+    "output empty": (["generate", "a meadow", "-o", ""], "--output names no file"),
+    "output suffix only": (["generate", "a meadow", "-o", ".mp4"], "must end in .mp4, as video.mp4"),
+    "option not a number": (
+        ["generate", "a meadow", "--seed", "0", "--memory-option", "slow=abc"],
+        "slow='abc'; it must be a whole number",
+    ),
+    "option not whole": (
+        ["generate", "a meadow", "--seed", "0", "--memory-option", "slow=1.5"],
+        "slow=1.5; it must be a whole number",
+    ),
     "session-every": (["generate", "a meadow", "--session-every", "-1"], "must be 0 or more chunks"),
     "budget": (["generate", "a meadow", "--max-memory-gb", "0"], "--max-memory-gb 0 must be above 0"),
     "output format": (["generate", "a meadow", "-o", "video.avi"], "must end in .mp4, as video.mp4"),
@@ -112,6 +123,23 @@ def test_bad_argument_is_one_line_and_leaves_nothing_behind(run, tmp_path, argum
     assert err.startswith("error: ") and err.count("\n") == 1
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+def test_inputs_that_nothing_can_be_made_of(run, tmp_path):
+    Image.new("L", (12_000, 16_000)).save(tmp_path / "huge.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "small.png")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00\x81")
+    (tmp_path / "empty.txt").write_text("# nothing\n")
+    start = ["generate", "a meadow", "--seed", "0", "--frames"]
+    for arguments, message in (
+        ([*start, "4", "--image", "huge.png"], "huge.png can't be read as a picture"),
+        ([*start, "1", "--image", "small.png"], "the --image is the first frame"),
+        (["generate", "--plan", "binary.txt", "--seed", "0"], "binary.txt is not UTF-8 text"),
+        (["generate", "--plan", "empty.txt", "--seed", "0"], "empty.txt holds no prompt"),
+        ([*start, "4", "--max-memory-gb", "0.0001"], "No single change is enough"),
+    ):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "") and err.startswith("error: ") and message in err, err
 
 
 def test_debug_variable_shows_the_traceback(run, monkeypatch):

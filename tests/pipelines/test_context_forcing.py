@@ -171,6 +171,11 @@ def test_bad_plans_are_named(pipe, plan, fragment):
         pipe(plan, seconds=3)
 
 
+def test_a_plan_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "plan.txt").write_bytes("\ufeff1 | dawn\nnight\n".encode())
+    assert PromptPlan.from_file(tmp_path / "plan.txt").to_list() == [["dawn", 1.0], ["night", None]]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "fragment"),
     [
@@ -369,7 +374,7 @@ def test_three_hours_need_a_bounded_memory(make_pipeline):
         pipe.session(DAWN, seconds=three_hours, memory="full")
 
     pipe.transformer.register_to_config(rope_max_seq_len=10**6)
-    with pytest.raises(GenerationError, match=r"estimated [\d,]+ bytes.*limit is 20 MB.*memory='slow_fast'") as caught:
+    with pytest.raises(GenerationError, match=r"estimated [\d,]+ bytes.*limit is 20 MB.*memory slow_fast") as caught:
         pipe.session(DAWN, seconds=three_hours, memory="full", max_memory_gb=0.02)
     assert str(caught.value).count("(") >= 4  # three remedies, each with its bytes
 

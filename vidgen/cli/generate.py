@@ -38,20 +38,24 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="What to show.")] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Prompts with times: lines `SECONDS | PROMPT` (.txt), or .jsonl."),
+        typer.Option(metavar="FILE", help="Prompts in order: lines `SECONDS IT LASTS | PROMPT` (.txt), or .jsonl."),
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="Length. Default: the plan's, else 10.")] = None,
     frames: Annotated[int | None, typer.Option(help="Length in frames, instead of --seconds.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="An .mp4 file, or `-` for raw rgb24 on stdout."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="An .mp4 file, or `-` for raw rgb24 on stdout. Default: video.mp4."
+        ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Pipeline folder, or owner/name on the Hub. Default: the embedded model."),
     ] = None,
     image: Annotated[Path | None, typer.Option(metavar="FILE", help="Picture the video begins with.")] = None,
-    video: Annotated[Path | None, typer.Option(metavar="FILE", help="Video to continue.")] = None,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Video to continue; the length includes it.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same video. Default: drawn, and printed.")] = None,
     height: Annotated[int | None, typer.Option(help="Pixels. Default: the model's.")] = None,
     width: Annotated[int | None, typer.Option(help="Pixels. Default: the model's.")] = None,
@@ -62,13 +66,13 @@ def generate(
         str | None, typer.Option(metavar="NAME", help="slow_fast (default), sliding_window or full.")
     ] = None,
     memory_option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Setting of --memory, as slow=12. May be repeated.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Setting of the memory, as slow=12. May be repeated.")
     ] = None,
     prompt_switch: Annotated[
         str | None, typer.Option(metavar="MODE", help="Memory at a change of prompt: recache, keep or flush.")
     ] = None,
     scale: Annotated[
-        int | None, typer.Option(help="Enlarge frames in the file. Default: to at least 256 lines.")
+        int | None, typer.Option(help="Enlarge frames in the file, 1 to 64 times. Default: to at least 256 lines.")
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Print a line per chunk instead of a bar.")] = False,
     resume: Annotated[
@@ -98,7 +102,7 @@ def generate(
         "steps": steps, "guidance": guidance, "memory": memory, "memory-option": memory_option,
         "prompt-switch": prompt_switch, "image": image, "video": video, "plan": plan, "max-memory-gb": max_memory_gb,
     }  # fmt: skip
-    _check_arguments(prompt, resume, settings, session_every)
+    _check_arguments(prompt, resume, settings, session_every, scale)
     output = _choose_output(output, resume)
     again = ["vidgen", "generate", "--resume", f"{output}{SESSION_SUFFIX}", "-o", str(output)]
     same = {"--model": model, "--scale": scale, "--device": device, "--dtype": dtype, "--attention": attention}
@@ -134,7 +138,9 @@ def generate(
 # --- before any work ------------------------------------------------------------------------------------------
 
 
-def _check_arguments(prompt: str | None, resume: Path | None, settings: dict[str, Any], session_every: int) -> None:
+def _check_arguments(
+    prompt: str | None, resume: Path | None, settings: dict[str, Any], session_every: int, scale: int | None
+) -> None:
     given = [f"--{name}" for name, value in settings.items() if value not in (None, [])]
     if resume is not None:
         given = ["PROMPT"] * (prompt is not None) + given
@@ -153,13 +159,15 @@ def _check_arguments(prompt: str | None, resume: Path | None, settings: dict[str
         value = settings[name]
         if value is not None and not 0 < value < float("inf"):
             raise typer.BadParameter(f"--{name} {value:g} must be above 0")
-    if settings["seed"] is not None and settings["seed"] < 0:
-        raise typer.BadParameter(f"--seed {settings['seed']} must be 0 or more")
+    if settings["seed"] is not None and not 0 <= settings["seed"] < 1 << 63:
+        raise typer.BadParameter(f"--seed {settings['seed']} must be from 0 to {(1 << 63) - 1}")
+    if scale is not None and not 1 <= scale <= 64:
+        raise typer.BadParameter(f"--scale {scale} must be from 1 to 64")
+    if settings["image"] is not None and settings["frames"] == 1:
+        raise typer.BadParameter("--frames 1 leaves nothing to generate: the --image is the first frame")
     for name in ("image", "video", "plan"):
         if settings[name] is not None and not settings[name].is_file():
             raise typer.BadParameter(f"--{name} {settings[name]} is not a file")
-    if settings["memory-option"] and settings["memory"] is None:
-        raise typer.BadParameter("--memory-option needs --memory NAME")
     if session_every < 0:
         raise typer.BadParameter(f"--session-every {session_every} must be 0 or more chunks")
 
@@ -171,6 +179,8 @@ def _choose_output(output: Path | None, resume: Path | None) -> Path:
         if str(output) == "-":
             raise typer.BadParameter("a session continues a file, not stdout; give -o VIDEO.mp4")
         return output or resume.with_name(resume.name.removesuffix(SESSION_SUFFIX))
+    if output is not None and output.name == "":
+        raise typer.BadParameter(f"--output names no file; give one, such as {DEFAULT_OUTPUT}")
     return output or DEFAULT_OUTPUT
 
 
@@ -191,7 +201,8 @@ def claim_output(output: Path, force: bool, resuming: bool) -> Iterator[VideoCla
         VideoWriteError: Another run is writing it, or the disk is full.
     """
     if output.suffix.lower() != ".mp4":
-        raise OutputError(f"output {output} must end in .mp4, as {output.with_suffix('.mp4')}")
+        better = DEFAULT_OUTPUT if output.name.startswith(".") else output.with_suffix(".mp4")
+        raise OutputError(f"output {output} must end in .mp4, as {better}")
     if not output.parent.is_dir():
         raise OutputError(f"folder {output.parent} doesn't exist; create it or choose another --output")
     if output.is_dir():
@@ -282,15 +293,14 @@ def _start_session(pipe: ContextForcingPipeline, prompt: str | None, settings: d
         "guidance_scale": settings["guidance"],
         "prompt_switch": settings["prompt-switch"],
         "max_memory_gb": settings["max-memory-gb"],
-        "memory": None
-        if settings["memory"] is None
-        else _memory_config(settings["memory"], settings["memory-option"]),
+        "memory": _memory_config(settings["memory"] or "slow_fast", settings["memory-option"]),
         "image": None if settings["image"] is None else _read_image(settings["image"]),
         "video": None if settings["video"] is None else _read_video(settings["video"]),
     }
     return pipe.session(
         prompt_plan,
         generator=torch.Generator().manual_seed(seed),
+        undo_depth=0,  # nobody can ask for it here, and it costs memory
         **{name: value for name, value in given.items() if value is not None},
     )
 
@@ -315,7 +325,7 @@ def _read_image(path: Path) -> Any:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise VidgenError(f"--image {path} can't be read as a picture: {error}") from error
 
 

@@ -34,6 +34,9 @@ class MemoryConfigError(ValueError):
     """A memory was configured or used in a way that cannot work."""
 
 
+_NUMBERS = {"int": int, "float": (int, float)}
+
+
 @dataclasses.dataclass(frozen=True)
 class KVMemoryConfig:
     """What every memory can be told.
@@ -48,6 +51,11 @@ class KVMemoryConfig:
     kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, wanted = getattr(self, field.name), _NUMBERS.get(field.type)
+            if wanted is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
+                kind = "whole number" if field.type == "int" else "number"
+                raise MemoryConfigError(f"{field.name}={value!r}; it must be a {kind}.")
         if self.positions not in ("bounded", "absolute"):
             raise MemoryConfigError(f"positions={self.positions!r}; allowed: 'bounded', 'absolute'.")
         if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:

@@ -80,9 +80,9 @@ def estimate_budget(
 
 
 def describe_remedies(
-    pipe: ContextForcingPipeline, memory: KVMemory, settings: GenerationSettings, batch_size: int
+    pipe: ContextForcingPipeline, memory: KVMemory, settings: GenerationSettings, batch_size: int, limit: int
 ) -> str:
-    """The three cheapest ways to need less, with the bytes that keys and values would then take."""
+    """The three cheapest ways to bring keys and values down to `limit` bytes, with the bytes they would then take."""
     remedies: list[tuple[str, int]] = []
 
     def add(
@@ -96,24 +96,27 @@ def describe_remedies(
         add("generate the samples one by one", batch_size=1)
     bounded = make_memory("slow_fast", memory.num_frames_per_block)
     if isinstance(memory, FullMemory):
-        add("memory='slow_fast'", memory=bounded)
+        add("memory slow_fast", memory=bounded)
     if memory.config.kv_dtype is None and pipe.transformer.dtype == torch.float32:
-        add("load the pipeline with dtype=torch.bfloat16", dtype=torch.bfloat16)
+        add("dtype bfloat16", dtype=torch.bfloat16)
     elif memory.config.kv_dtype is None:
         config = dataclasses.replace(memory.config, kv_dtype="float8_e4m3fn")
-        add("kv_dtype='float8_e4m3fn'", memory=make_memory(config, memory.num_frames_per_block))
+        add("kv_dtype float8_e4m3fn", memory=make_memory(config, memory.num_frames_per_block))
     if settings.guidance_scale > 1:
-        add("guidance_scale=1", settings=dataclasses.replace(settings, guidance_scale=1.0))
+        add("guidance 1", settings=dataclasses.replace(settings, guidance_scale=1.0))
     if isinstance(memory, SlowFastMemory) and memory.config.slow > 0:
         config = dataclasses.replace(memory.config, slow=memory.config.slow // 2)
-        add(f"a memory with slow={config.slow}", memory=make_memory(config, memory.num_frames_per_block))
+        add(f"slow={config.slow} in the memory", memory=make_memory(config, memory.num_frames_per_block))
     unit = pipe.size_multiple
     height, width = (max(unit, size // 2 // unit * unit) for size in (settings.height, settings.width))
     add(f"frames of {height}x{width}", settings=dataclasses.replace(settings, height=height, width=width))
     if isinstance(memory, FullMemory):
         config = dataclasses.replace(memory.config, max_frames=max(1, memory.config.max_frames // 2))
         add("half the length", memory=make_memory(config, memory.num_frames_per_block))
-    return "; ".join(f"{advice} ({format_bytes(nbytes)})" for advice, nbytes in remedies[:3])
+    enough = [f"{advice} ({format_bytes(nbytes)})" for advice, nbytes in remedies if nbytes <= limit]
+    if not enough:
+        return "No single change is enough; ask for much smaller or fewer frames, or raise the limit."
+    return f"Any of these is enough (keys and values then): {'; '.join(enough[:3])}."
 
 
 def format_bytes(nbytes: int) -> str:

@@ -212,7 +212,7 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         length = min(self.config.max_sequence_length, self.tokenizer.model_max_length)
         texts = [re.sub(r"\s+", " ", html.unescape(html.unescape(text))).strip() for text in texts]
         for text in texts:
-            num_tokens = len(self.tokenizer(text, truncation=False).input_ids)
+            num_tokens = len(self.tokenizer(text, truncation=False, verbose=False).input_ids)
             if num_tokens > length:
                 logger.warning("A prompt of %d tokens is cut to %d: %r …", num_tokens, length, text[:60])
         tokens = self.tokenizer(
@@ -288,6 +288,8 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
             raise GenerationError(
                 "Both image and video are given; an image begins a video, a video is continued: pick one."
             )
+        if image is not None and num_frames is not None and num_frames < 2:
+            raise GenerationError(f"num_frames={num_frames}; the image is the first frame, so ask for 2 or more.")
         given = None
         if image is not None or video is not None:
             given = self._given_pixels(image, video, settings, batch_size)
@@ -334,8 +336,8 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         shortest = (self.transformer.config.num_frames_per_block - 1) * stride + 1
         if num_frames < shortest:
             raise GenerationError(
-                f"video has {num_frames} frames; at least one chunk of {shortest} frames is needed. For one frame "
-                "use image=."
+                f"The video to continue has a length of {num_frames} frames; at least one chunk of {shortest} frames "
+                "is needed. For one frame use image=."
             )
         kept = num_frames - (num_frames - 1) % stride
         if kept != num_frames:

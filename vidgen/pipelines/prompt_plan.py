@@ -100,7 +100,11 @@ class PromptPlan:
         if not path.is_file():
             raise PromptPlanError(f"The prompt plan file {path} does not exist.")
         segments = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a byte order mark in front
+        except UnicodeDecodeError as error:
+            raise PromptPlanError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+        for number, line in enumerate(text.splitlines(), start=1):
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
@@ -108,6 +112,8 @@ class PromptPlan:
                 segments.append(cls._read_json(line) if path.suffix == ".jsonl" else cls._read_text(line))
             except ValueError as error:
                 raise PromptPlanError(f"{path}, line {number}: {error}") from error
+        if not segments:
+            raise PromptPlanError(f"{path} holds no prompt; give at least one line.")
         return cls(tuple(segments))
 
     @staticmethod

@@ -173,18 +173,20 @@ def check_budget(
     if max_memory_gb is not None and not max_memory_gb > 0:
         raise GenerationError(f"max_memory_gb={max_memory_gb}; it must be positive.")
     budget = estimate_budget(pipe, memory, settings, batch_size)
+    weights = ""  # they are on the device already
     if max_memory_gb is None:
         needed, limit = budget.state, available_memory(pipe._execution_device)
         source = f"free on {pipe._execution_device}"
     else:
+        weights = f"weights {format_bytes(budget.weights)}, "
         needed, limit, source = budget.weights + budget.state, int(max_memory_gb * 1e9), "max_memory_gb"
     if needed > limit:
+        remedies = describe_remedies(pipe, memory, settings, batch_size, limit - (needed - budget.key_values))
         raise GenerationError(
-            f"This generation needs an estimated {needed:,} bytes ({format_bytes(needed)}: weights "
-            f"{format_bytes(budget.weights if max_memory_gb is not None else 0)}, keys and values "
+            f"This generation needs an estimated {needed:,} bytes ({format_bytes(needed)}: "
+            f"{weights}keys and values "
             f"{format_bytes(budget.key_values)}, decoder {format_bytes(budget.decoder)}); the limit is "
-            f"{format_bytes(limit)} ({source}). Cheapest remedies (keys and values then): "
-            f"{describe_remedies(pipe, memory, settings, batch_size)}."
+            f"{format_bytes(limit)} ({source}). {remedies}"
         )
 
 
