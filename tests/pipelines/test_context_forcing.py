@@ -182,7 +182,7 @@ def test_a_plan_file_may_begin_with_a_byte_order_mark(tmp_path):
         ("plan.txt", f"1 | {DAWN}\nsoon | {NIGHT}", "line 2.*'soon'"),
         ("plan.jsonl", '{"prompt": "a"}\n{"text": "b"}', "line 2"),
         ("plan.jsonl", "nonsense", "line 1"),
-        ("plan.txt", "# nothing\n", "empty"),
+        ("plan.txt", "# nothing\n", "holds no prompt"),
         ("plan.csv", "a", "use .txt or .jsonl"),
     ],
 )
@@ -429,7 +429,9 @@ def test_pipeline_round_trip(pipe, tmp_path):
 def test_stock_wan_folder_loads_with_a_warning(ode_pipe, tmp_path, caplog):
     causal = ode_pipe.transformer
     stock_config = {
-        k: v for k, v in causal.config.items() if k not in ("num_frames_per_block", "causal") and k[0] != "_"
+        k: v
+        for k, v in causal.config.items()
+        if k not in ("num_frames_per_block", "causal", "sigma_data") and k[0] != "_"
     }
     transformer = WanTransformer3DModel(**stock_config)
     transformer.load_state_dict(causal.state_dict())

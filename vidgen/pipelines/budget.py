@@ -82,7 +82,10 @@ def estimate_budget(
 def describe_remedies(
     pipe: ContextForcingPipeline, memory: KVMemory, settings: GenerationSettings, batch_size: int, limit: int
 ) -> str:
-    """The three cheapest ways to bring keys and values down to `limit` bytes, with the bytes they would then take."""
+    """The three cheapest ways to bring keys and values down to `limit` bytes, with the bytes they would then take.
+
+    Empty when no single change is enough.
+    """
     remedies: list[tuple[str, int]] = []
 
     def add(
@@ -114,9 +117,7 @@ def describe_remedies(
         config = dataclasses.replace(memory.config, max_frames=max(1, memory.config.max_frames // 2))
         add("half the length", memory=make_memory(config, memory.num_frames_per_block))
     enough = [f"{advice} ({format_bytes(nbytes)})" for advice, nbytes in remedies if nbytes <= limit]
-    if not enough:
-        return "No single change is enough; ask for much smaller or fewer frames, or raise the limit."
-    return f"Any of these is enough (keys and values then): {'; '.join(enough[:3])}."
+    return "; ".join(enough[:3])
 
 
 def format_bytes(nbytes: int) -> str:

@@ -182,11 +182,14 @@ def check_budget(
         needed, limit, source = budget.weights + budget.state, int(max_memory_gb * 1e9), "max_memory_gb"
     if needed > limit:
         remedies = describe_remedies(pipe, memory, settings, batch_size, limit - (needed - budget.key_values))
+        advice = "No single change is enough; ask for much smaller or fewer frames, or raise the limit."
+        if remedies:
+            advice = f"Any of these is enough (keys and values then): {remedies}."
         raise GenerationError(
             f"This generation needs an estimated {needed:,} bytes ({format_bytes(needed)}: "
             f"{weights}keys and values "
             f"{format_bytes(budget.key_values)}, decoder {format_bytes(budget.decoder)}); the limit is "
-            f"{format_bytes(limit)} ({source}). {remedies}"
+            f"{format_bytes(limit)} ({source}). {advice}"
         )
 
 

@@ -237,11 +237,12 @@ class GenerationSession:
         except torch.OutOfMemoryError as error:
             self._state = before
             request = (self.pipe, before.memory, self.settings, self.batch_size)
-            budget, remedies = estimate_budget(*request), describe_remedies(*request)
+            budget = estimate_budget(*request)
+            remedies = describe_remedies(*request, limit=budget.key_values - 1)
             raise GenerationError(
                 f"Out of memory in chunk {before.chunk_index}: "
                 f"keys and values need up to {format_bytes(budget.key_values)} of {format_bytes(budget.state)} beside "
-                f"the weights. Cheapest remedies (keys and values then): {remedies}."
+                f"the weights. Each of these needs less (keys and values then): {remedies}."
             ) from error
         except BaseException:
             self._state = before
