@@ -294,7 +294,7 @@ def test_out_of_memory_says_what_would_help(pipe, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(session, "_denoise", fail)
-    with pytest.raises(GenerationError, match=r"chunk 0.*keys and values.*undo_depth.*one by one.*slow_fast"):
+    with pytest.raises(GenerationError, match=r"chunk 0.*keys and values.*undo_depth.*one by one.*bfloat16"):
         session.step()
 
 
