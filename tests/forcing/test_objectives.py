@@ -97,7 +97,7 @@ def test_loss_weight_decides_which_cells_are_learned():
         latents = batch["latents"].clone()
         latents[..., 1:, 1:] *= sign
         generator = torch.Generator().manual_seed(0)
-        method.transformer.forward = lambda hidden_states, *_, **__: SimpleNamespace(sample=0 * hidden_states)
+        method.transformer.forward = lambda hidden_states, **_: SimpleNamespace(sample=0 * hidden_states)
         losses.append(float(method._losses({**batch, "latents": latents, "loss_weight": corner}, generator)[0]))
     assert losses[0] == losses[1] > 0
 

@@ -54,7 +54,14 @@ def runs(tmp_path_factory):
     text = (f"text_encoder={root}/text_encoder/weights",)
     landscape.train_diffusion(
         "landscape/tiny_diffusion_chunks",
-        [*steps("diffusion_chunks", "transformer", 2), *nested, *model, *text, "model.text_dim=16"],
+        [
+            *steps("diffusion_chunks", "transformer", 2),
+            *nested,
+            *model,
+            *text,
+            "model.text_dim=16",
+            "train.seed=7",  # other initial weights than a second stage that started from nothing would have
+        ],
     )
     landscape.train_diffusion(
         "landscape/tiny_diffusion",
@@ -117,6 +124,24 @@ def test_the_second_diffusion_stage_goes_on_from_the_first(runs):
         assert (weight - first.state_dict()[name]).abs().max() < 0.02, name
     with pytest.raises(ConfigError, match="leave out model"):
         landscape.train_diffusion("landscape/tiny_diffusion", ["model.num_layers=1"])
+
+
+def test_a_traveller_weighs_more_where_it_is_and_nowhere_else(runs):
+    config = landscape.LatentsRecipe(
+        f"{runs}/latents", WorldConfig(32, 48), num_scenes=2, num_validation_scenes=1, latent_frames=27
+    )
+    tokenizer = AutoTokenizer.from_pretrained(runs / "text_encoder" / "weights" / "tokenizer")
+    data = landscape.LatentScenes(config, "train", tokenizer, SlowFastMemoryConfig(), traveller_weight=5.0)
+    world = WorldConfig().build()
+    nobody, balloon = (world.scene(seed=3, seconds=10, traveller=kind) for kind in ("none", "balloon"))
+    assert torch.equal(data._loss_weight(nobody, [0, 9], (8, 14)), torch.ones(2, 8, 14))
+    for index, weight in enumerate(data._loss_weight(balloon, [0, 9], (8, 14))):
+        box = balloon.traveller_box(landscape.pixel_frame((0, 9)[index]))
+        for row in range(8):
+            for column in range(14):
+                touches_x = box.x < 8 * column + 8 and box.x + box.width > 8 * column
+                touches_y = box.y < 8 * row + 8 and box.y + box.height > 8 * row
+                assert weight[row, column] == (5.0 if touches_x and touches_y else 1.0), (row, column)
 
 
 def test_single_chunks_are_neighbouring_frames_of_any_moment(runs):

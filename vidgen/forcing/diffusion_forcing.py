@@ -114,9 +114,14 @@ class DiffusionForcingMethod(TrainingMethod):
         keep_text = uniform(batch_size, 1, 1) >= self.config.drop_text_probability
         embeddings = embeddings * keep_text
 
-        arguments = (noisy_latents, sigma * 1000, embeddings, frame_blocks)
-        velocity = self._target(latents, noise, *arguments)
-        predicted = self.transformer(*arguments[:3], frame_blocks=frame_blocks).sample
+        arguments = {
+            "hidden_states": noisy_latents,
+            "timestep": sigma * 1000,
+            "encoder_hidden_states": embeddings,
+            "frame_blocks": frame_blocks,
+        }
+        velocity = self._target(noise - latents, arguments)
+        predicted = self.transformer(**arguments).sample
 
         # 4. Clean frames have nothing to predict; frames the caption does not describe would teach it wrong motion
         error = (predicted.float() - velocity).square().mean(dim=1)  # (B, F, H, W)
@@ -129,17 +134,9 @@ class DiffusionForcingMethod(TrainingMethod):
         loss = (error * weight).sum() / weight.sum().clamp(min=1)
         return loss, (error * target).sum().detach() / target.sum()
 
-    def _target(
-        self,
-        latents: torch.Tensor,
-        noise: torch.Tensor,
-        noisy_latents: torch.Tensor,
-        timestep: torch.Tensor,
-        embeddings: torch.Tensor,
-        frame_blocks: torch.Tensor,
-    ) -> torch.Tensor:
-        """What the transformer should predict; latents `(batch, channels, frames, height, width)` all three."""
-        return noise - latents
+    def _target(self, velocity: torch.Tensor, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What the transformer should predict from `arguments`; `velocity` is that of the data."""
+        return velocity
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

@@ -62,17 +62,10 @@ class GuidanceDistillationMethod(DiffusionForcingMethod):
         return StepOutput({"student": loss}, {"target_mse": target_loss})
 
     @torch.no_grad()
-    def _target(
-        self,
-        latents: torch.Tensor,
-        noise: torch.Tensor,
-        noisy_latents: torch.Tensor,
-        timestep: torch.Tensor,
-        embeddings: torch.Tensor,
-        frame_blocks: torch.Tensor,
-    ) -> torch.Tensor:
+    def _target(self, velocity: torch.Tensor, arguments: dict[str, torch.Tensor]) -> torch.Tensor:
+        text = arguments["encoder_hidden_states"]
         conditional, free = (
-            self.teacher(noisy_latents, timestep, text, frame_blocks=frame_blocks).sample.float()
-            for text in (embeddings, torch.zeros_like(embeddings))
+            self.teacher(**{**arguments, "encoder_hidden_states": each}).sample.float()
+            for each in (text, torch.zeros_like(text))
         )
         return free + self.guidance_scale * (conditional - free)

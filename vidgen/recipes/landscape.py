@@ -492,6 +492,27 @@ class DiffusionRecipe:
             raise ConfigError("initial_weights brings its own model arguments; leave out model.")
 
 
+def scene_batches(
+    config: DiffusionRecipe | StudentRecipe,
+    tokenizer: PreTrainedTokenizerFast,
+    transformer: CausalWanTransformer3DModel,
+    single_chunks: bool = False,
+) -> tuple[LatentScenes, LatentScenes]:
+    """Training batches, and held-out ones in which every cell weighs the same."""
+    shared = (tokenizer, config.memory, transformer.config.num_frames_per_block)
+    return (
+        LatentScenes(
+            config.latents,
+            "train",
+            *shared,
+            seed=config.train.seed,
+            single_chunks=single_chunks,
+            traveller_weight=config.traveller_weight,
+        ),
+        LatentScenes(config.latents, "validation", *shared, steady_probability=1.0, single_chunks=single_chunks),
+    )
+
+
 def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
     """Train the many-step causal model."""
     config = load_config(DiffusionRecipe, source, overrides)
@@ -509,19 +530,7 @@ def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
     if config.compile:
         # Batch sizes are few and fixed: one specialized graph each is faster than one for all.
         transformer.compile_repeated_blocks(dynamic=False)
-    chunk = transformer.config.num_frames_per_block
-    kind = {"single_chunks": config.single_chunks}
-    data = LatentScenes(
-        config.latents,
-        "train",
-        tokenizer,
-        config.memory,
-        chunk,
-        config.train.seed,
-        traveller_weight=config.traveller_weight,
-        **kind,
-    )
-    held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, 0, 1.0, **kind)
+    data, held_out = scene_batches(config, tokenizer, transformer, config.single_chunks)
     method = DiffusionForcingMethod(transformer, text_encoder, config.method, lambda: held_out.batch(0, 0, 1, 16))
     return fit(method, data, config.train)
 
@@ -566,17 +575,7 @@ def train_student(source: str | None, overrides: list[str]) -> TrainResult:
     if config.compile:
         for transformer in (student, teacher):
             transformer.compile_repeated_blocks(dynamic=False)
-    chunk = teacher.config.num_frames_per_block
-    data = LatentScenes(
-        config.latents,
-        "train",
-        tokenizer,
-        config.memory,
-        chunk,
-        config.train.seed,
-        traveller_weight=config.traveller_weight,
-    )
-    held_out = LatentScenes(config.latents, "validation", tokenizer, config.memory, chunk, steady_probability=1.0)
+    data, held_out = scene_batches(config, tokenizer, student)
     method = GuidanceDistillationMethod(
         student, teacher, text_encoder, config.guidance_scale, config.method, lambda: held_out.batch(0, 0, 1, 16)
     )
