@@ -164,7 +164,7 @@ class FlowConsistencyScheduler(SchedulerMixin, ConfigMixin):
         carried = (clean + model_output.float()).mul((1 - eta**2) ** 0.5) if eta < 1 else 0.0
         if noise is None and eta > 0 and bool((next_sigma > 0).any()):
             noise = randn_tensor(sample.shape, generator=generator, device=sample.device, dtype=torch.float32)
-        if noise is not None and eta > 0:
+        if noise is not None:
             carried = carried + eta * noise.to(clean)
         previous = (1 - next_sigma) * clean + next_sigma * carried
         previous, clean = previous.to(sample.dtype), clean.to(sample.dtype)
