@@ -71,6 +71,9 @@ class DistributionMatchingConfig:
     Attributes:
         sigmas: noise levels of the student's sampler, decreasing from 1.
         target_frames: l, latent frames that are scored together.
+        target_attention: how they see each other while they are scored: `"joint"`, all of them, for a teacher that
+            was trained on such targets; `"chunked"`, each chunk itself and the equally noisy chunks before it, for a
+            teacher by diffusion forcing.
         context: what teacher and critic read: `"memory"`, the frames in the student's memory; `"window"`, the last
             `window_frames`; `"none"`.
         window_frames: latent frames of `context="window"`.
@@ -90,6 +93,7 @@ class DistributionMatchingConfig:
 
     sigmas: tuple[float, ...] = (1.0, 0.9375, 0.8333, 0.625)
     target_frames: int = 21
+    target_attention: str = "joint"
     context: str = "memory"
     window_frames: int = 3
     shared_selection: bool = True
@@ -109,6 +113,8 @@ class DistributionMatchingConfig:
             raise ConfigError(f"sigmas={list(self.sigmas)}; they must start at 1 and decrease towards 0.")
         if self.context not in ("memory", "window", "none"):
             raise ConfigError(f"context={self.context!r}; allowed: 'memory', 'window', 'none'.")
+        if self.target_attention not in ("joint", "chunked"):
+            raise ConfigError(f"target_attention={self.target_attention!r}; allowed: 'joint', 'chunked'.")
         if self.target_frames < 1 or self.window_frames < 1 or self.student_every < 1:
             raise ConfigError("target_frames, window_frames and student_every must be at least 1.")
         if self.target_frames > self.curriculum.min_frames:
@@ -296,8 +302,12 @@ class DistributionMatchingMethod(TrainingMethod):
         drop_text: bool = False,
     ) -> torch.Tensor:
         num_context, num_target = context.latents.shape[2], noisy.shape[2]
-        # The target's frames share one noise level and see each other; the context is clean.
-        target_block = context.blocks.new_full((num_target,), int(context.blocks[-1]) + 1 if num_context else 0)
+        # The target's frames share one noise level; the context is clean.
+        target_block = torch.zeros(num_target, dtype=torch.int64, device=noisy.device)
+        if self.config.target_attention == "chunked":
+            target_block = torch.arange(num_target, device=noisy.device) // self.student.config.num_frames_per_block
+        if num_context:
+            target_block = target_block + context.blocks[-1] + 1
         frame_sigma = torch.cat([sigma.new_zeros(len(sigma), num_context), sigma[:, None].expand(-1, num_target)], 1)
         velocity = predict_velocity(
             transformer,

@@ -507,7 +507,7 @@ class CausalWanTransformer3DModel(
         # (B, F, h, w, p, q, C) -> (B, C, F, h, p, w, q)
         sample = hidden_states.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
         if self.config.sigma_data is not None:
-            sample = precondition(sample, noisy_latents, timestep, self.config.sigma_data)
+            sample = precondition(sample, noisy_latents[:, : sample.shape[1]], timestep, self.config.sigma_data)
 
         output = CausalWanTransformerOutput(sample=sample, key_values=key_values if return_key_values else None)
         return output if return_dict else output.to_tuple()

@@ -180,10 +180,13 @@ class LandscapeData:
         latents: how they were encoded.
         text_encoder: weights folder of the recipe landscape_text_encoder.
         context: context of the teacher.
+        single_prompt: whether a rollout keeps its first prompt; for targets of several chunks, which are scored under
+            one prompt.
     """
 
     latents: LatentsRecipe
     text_encoder: str
+    single_prompt: bool = False
     context: ContextRange = field(default_factory=lambda: ContextRange(0, 24))
 
 
@@ -221,6 +224,7 @@ class LandscapeRollouts:
         self.world, self.tokenizer, self.seed = data.latents.world.build(), tokenizer, seed
         self.chunks, self.chunk = frames // chunk, chunk
         self.seconds = (4 * frames - 3) / data.latents.world.fps
+        self.single_prompt = data.single_prompt
 
     def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
         tokens, prompts = [], []
@@ -229,12 +233,12 @@ class LandscapeRollouts:
             scene = make_scene(self.world, seed % (1 << 31), self.seconds)
             texts = [
                 caption(scene, pixel_frame(chunk * self.chunk + self.chunk // 2), seed=seed)
-                for chunk in range(self.chunks)
+                for chunk in range(1 if self.single_prompt else self.chunks)
             ]
             distinct = list(dict.fromkeys(texts))
             prompts.append(torch.tensor([distinct.index(text) for text in texts]))
             # All samples of a batch hold equally many prompts; the added ones are never referred to.
-            tokens.append(tokenize(self.tokenizer, distinct + [distinct[-1]] * (self.chunks - len(distinct))))
+            tokens.append(tokenize(self.tokenizer, distinct + [distinct[-1]] * (len(texts) - len(distinct))))
         return {
             "input_ids": torch.stack([sample["input_ids"] for sample in tokens]),
             "attention_mask": torch.stack([sample["attention_mask"] for sample in tokens]),
