@@ -4,7 +4,10 @@ tiny pipeline."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Before anything imports huggingface_hub, which reads it once.
@@ -124,3 +127,25 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     build_pipeline(default_height=32, default_width=48, max_sequence_length=64).save_pretrained(folder)
     return str(folder)
+
+
+def run_in_two_processes(script: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        output, errors = process.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun ends its workers; killed, it would leave them behind
+        process.communicate()
+        raise
+    assert process.returncode == 0, errors[-4000:]
+    return output
+
+
+@pytest.fixture(scope="session")
+def run_two_processes() -> Callable[..., str]:
+    """Calls torchrun with a script and its arguments; returns what both processes printed, fails if one fails."""
+    return run_in_two_processes

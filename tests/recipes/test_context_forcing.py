@@ -152,7 +152,7 @@ def test_a_source_and_a_model_must_be_named_exactly_once():
         CodeWorldData(world="moon")
 
 
-@pytest.mark.parametrize("name", ["tiny_teacher", "tiny_short_teacher", "wan1_3b_teacher"])
+@pytest.mark.parametrize("name", ["tiny_teacher", "wan1_3b_teacher"])
 def test_teacher_configs_are_complete(name):
     context_forcing.load_config(context_forcing.ContextTeacherRecipe, f"context_forcing/{name}", [])
 
