@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -331,6 +332,16 @@ def test_memory_options_reach_the_memory(run, tiny_model_folder, monkeypatch):
         run(*common, "--memory", "slow_fast", "--memory-option", "slow=5", "--memory-option", "kv_dtype=null")[0] == 0
     )
     assert seen[0].config.slow == 5
+
+
+@pytest.mark.parametrize(("tau", "kept"), [(-1, 0), (1, "all")])
+def test_what_the_slow_memory_took_in_is_told(run, tiny_model_folder, tau, kept):
+    memory = ("--memory-option", "slow=2", "--memory-option", f"tau={tau}")
+    code, _, err = run("generate", "a meadow", "--model", tiny_model_folder, "--seconds", "12", *memory)
+    assert code == 0
+    taken, judged = map(int, re.search(r"memory: (\d+) of (\d+) frames judged", err).groups())
+    assert judged > 2 and taken == (judged if kept == "all" else 0)
+    assert ("warning: the slow memory still holds the opening alone" in err) == (taken == 0)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ def generate(
             )
         raise typer.Exit(INTERRUPTED)
     print(f"{output}: {session.num_frames_emitted} frames, {reporter.rate()}", file=sys.stderr)
+    _print_memory(session)
+    _print_memory(session)
 
 
 # --- before any work ------------------------------------------------------------------------------------------
@@ -346,6 +348,31 @@ def _print_budget(session: GenerationSession) -> None:
         f"decoder {format_bytes(budget.decoder)}",
         file=sys.stderr,
     )
+
+
+def _print_memory(session: GenerationSession) -> None:
+    """What a slow-fast memory took in; where that was nothing, what to change."""
+    from vidgen.memory import SlowFastMemory
+
+    memory = session.memory
+    if not isinstance(memory, SlowFastMemory) or not memory.num_decisions:
+        return
+    statistics, config = memory.statistics(), memory.config
+    seconds = session.pipe.vae_scale_factor_temporal / session.settings.fps
+    ages = (memory.num_frames - memory.frame_ids[:, config.sink : config.sink + config.slow]) * seconds
+    quantiles = statistics["similarity_quantiles"]
+    print(
+        f"memory: {memory.num_promotions} of {memory.num_decisions} frames judged were new enough to keep; kept frames "
+        f"are {int(ages.min())} to {int(ages.max())} s old; similarity {quantiles['0.05']:.2f} to "
+        f"{quantiles['0.95']:.2f}, half below {statistics['suggested_tau']:.3f}, tau {config.tau:g}",
+        file=sys.stderr,
+    )
+    if memory.num_decisions >= config.slow and not memory.num_promotions:
+        print(
+            "warning: the slow memory still holds the opening alone, so what came after it is forgotten; "
+            f"--memory-option tau={statistics['suggested_tau']:.3f} would keep about half of the frames judged.",
+            file=sys.stderr,
+        )
 
 
 # --- writing --------------------------------------------------------------------------------------------------
