@@ -1,17 +1,27 @@
-"""What the benchmarks share: the model under test, their common options, progress, and the files they leave."""
+"""What the benchmarks share: the model under test, held-out scenes, their videos, common options, progress, files."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from vidgen.memory import KVMemoryConfig, SlidingWindowMemoryConfig, SlowFastMemoryConfig
 from vidgen.pipelines import ContextForcingPipeline
 from vidgen.runtime.assets import find_asset
 from vidgen.runtime.checkpoint import atomic_write
-from vidgen.runtime.device import select_device, select_dtype
+from vidgen.runtime.device import generator_for, select_device, select_dtype
+from vidgen.worlds import CameraMove, LandscapeScene, LandscapeWorld
+from vidgen.worlds.landscape import BIOMES, FAST_SPEED, RAMP_SECONDS, TIMES, TRAVELLERS, WEATHERS
+
+# Held-out scenes; the classifier learns from seeds below, the recipes of the model from lower ones still.
+TEST_SEEDS = 4_000_000
 
 
 def make_parser(description: str, name: str) -> argparse.ArgumentParser:
@@ -53,3 +63,73 @@ def write_results(out: Path, results: dict[str, Any], table: str) -> None:
     for name, text in (("results.json", json.dumps(results, indent=1) + "\n"), ("table.md", table)):
         with atomic_write(out / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+
+def held_out_scene(
+    world: LandscapeWorld,
+    index: int,
+    seconds: float,
+    moves: Sequence[CameraMove] | None = None,
+    **attributes: str,
+) -> LandscapeScene:
+    """Held-out scene; 96 in a row hold every biome, time and weather equally often, 480 every combination once."""
+    drawn = {
+        "biome": BIOMES[index % 6],
+        "time_of_day": TIMES[index // 6 % 4],
+        "weather": WEATHERS[index // 24 % 4],
+        "traveller": TRAVELLERS[index % 5],
+    }
+    return world.scene(seed=TEST_SEEDS + index, seconds=seconds, moves=moves, **{**drawn, **attributes})
+
+
+def generate(
+    pipe: ContextForcingPipeline,
+    plans: Sequence[Sequence[tuple[str, float | None]]],
+    seconds: float,
+    seeds: Sequence[int],
+    memory: str | KVMemoryConfig = "slow_fast",
+) -> tuple[np.ndarray, torch.Tensor]:
+    """Videos of several prompt plans at once.
+
+    Returns:
+        uint8 frames `(videos, frames, height, width, 3)` and normalized latents `(videos, channels, frames, h, w)`.
+    """
+    generators = [generator_for(TEST_SEEDS, seed) for seed in seeds]
+    session = pipe.session(
+        [list(plan) for plan in plans], seconds=seconds, generator=generators, memory=memory, undo_depth=0
+    )
+    frames, latents = [], []
+    for chunk in session:
+        frames.append(chunk if len(plans) > 1 else chunk[None])
+        latents.append(session.last_latents)
+    return np.concatenate(frames, axis=1), torch.cat(latents, dim=2)
+
+
+def there_and_back(pipe: ContextForcingPipeline, turn: float) -> tuple[CameraMove, CameraMove]:
+    """The camera pans right for about `turn` seconds and then back to where it began.
+
+    The prompt changes where a chunk begins, so that the model hears of the turn when the world makes it.
+    """
+    stride, fps = pipe.vae_scale_factor_temporal, pipe.config.fps
+    chunk_frames = pipe.transformer.config.num_frames_per_block * stride
+    first_chunk = chunk_frames - stride + 1
+    before = (first_chunk + chunk_frames * max(0, round((turn * fps - first_chunk) / chunk_frames))) / fps
+    return (
+        CameraMove("pan right", before, FAST_SPEED),
+        CameraMove("pan left", before + 2 * RAMP_SECONDS, FAST_SPEED),
+    )
+
+
+def turning_second(moves: Sequence[CameraMove]) -> float:
+    """Second at which the camera of `there_and_back` stands still to turn."""
+    return moves[0].seconds + 0.5 * RAMP_SECONDS
+
+
+def recall_arms() -> dict[str, str | KVMemoryConfig]:
+    """Slow-fast memory, a window of equally many slots, and everything."""
+    slow_fast = SlowFastMemoryConfig()
+    return {
+        "slow_fast": slow_fast,
+        "sliding_window": SlidingWindowMemoryConfig(window=slow_fast.sink + slow_fast.slow + slow_fast.fast),
+        "full": "full",
+    }

@@ -30,12 +30,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from _benchmark import load_pipeline, make_parser, model_folder, report_progress, write_results
+from _benchmark import (
+    generate,
+    held_out_scene,
+    load_pipeline,
+    make_parser,
+    model_folder,
+    recall_arms,
+    report_progress,
+    there_and_back,
+    turning_second,
+    write_results,
+)
 from _default_model_report import claims, make_table
 from _scene_reader import get_classifier, reconstruct
 from PIL import Image, ImageDraw
 
-from vidgen.memory import KVMemoryConfig, SlidingWindowMemoryConfig, SlowFastMemoryConfig
 from vidgen.metrics import (
     SCENE_ATTRIBUTES,
     SceneClassifier,
@@ -44,16 +54,13 @@ from vidgen.metrics import (
     score_revisits,
     summarize_revisits,
 )
-from vidgen.pipelines import ContextForcingPipeline
 from vidgen.runtime.checkpoint import atomic_write, file_checksum
-from vidgen.runtime.device import derive_seed, generator_for, set_threads
+from vidgen.runtime.device import derive_seed, set_threads
 from vidgen.runtime.meter import run_environment
-from vidgen.worlds import CameraMove, LandscapeScene, LandscapeWorld, caption, prompt_plan
-from vidgen.worlds.landscape import BIOMES, FAST_SPEED, RAMP_SECONDS, TIMES, TRAVELLERS, WEATHERS
+from vidgen.worlds import LandscapeScene, LandscapeWorld, caption, prompt_plan
+from vidgen.worlds.landscape import FAST_SPEED
 
 PARTS = ("attributes", "drift", "contact_sheet", "recall")
-# Held-out scenes; the classifier learns from seeds below, the recipes of the model from lower ones still.
-TEST_SEEDS = 4_000_000
 MOMENTS = (0, 12, 24, 36, 48, 59)
 RECALL_ATTRIBUTES = {"biome": "meadow", "time_of_day": "day", "weather": "clear", "traveller": "none"}
 # Every biome, time, weather and traveller at least once.
@@ -108,46 +115,6 @@ class Clock:
     @property
     def is_over(self) -> bool:
         return time.monotonic() > self.deadline
-
-
-def held_out_scene(
-    world: LandscapeWorld,
-    index: int,
-    seconds: float,
-    moves: Sequence[CameraMove] | None = None,
-    **attributes: str,
-) -> LandscapeScene:
-    """Held-out scene; 96 in a row hold every biome, time and weather equally often, 480 every combination once."""
-    drawn = {
-        "biome": BIOMES[index % 6],
-        "time_of_day": TIMES[index // 6 % 4],
-        "weather": WEATHERS[index // 24 % 4],
-        "traveller": TRAVELLERS[index % 5],
-    }
-    return world.scene(seed=TEST_SEEDS + index, seconds=seconds, moves=moves, **{**drawn, **attributes})
-
-
-def generate(
-    pipe: ContextForcingPipeline,
-    plans: Sequence[Sequence[tuple[str, float | None]]],
-    seconds: float,
-    seeds: Sequence[int],
-    memory: str | KVMemoryConfig = "slow_fast",
-) -> tuple[np.ndarray, torch.Tensor]:
-    """Videos of several prompt plans at once.
-
-    Returns:
-        uint8 frames `(videos, frames, height, width, 3)` and normalized latents `(videos, channels, frames, h, w)`.
-    """
-    generators = [generator_for(TEST_SEEDS, seed) for seed in seeds]
-    session = pipe.session(
-        [list(plan) for plan in plans], seconds=seconds, generator=generators, memory=memory, undo_depth=0
-    )
-    frames, latents = [], []
-    for chunk in session:
-        frames.append(chunk if len(plans) > 1 else chunk[None])
-        latents.append(session.last_latents)
-    return np.concatenate(frames, axis=1), torch.cat(latents, dim=2)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------
@@ -223,30 +190,14 @@ def measure_drift(bench: Bench) -> dict[str, Any]:
     }
 
 
-def recall_arms() -> dict[str, str | KVMemoryConfig]:
-    """Slow-fast memory, a window of equally many slots, and everything."""
-    slow_fast = SlowFastMemoryConfig()
-    return {
-        "slow_fast": slow_fast,
-        "sliding_window": SlidingWindowMemoryConfig(window=slow_fast.sink + slow_fast.slow + slow_fast.fast),
-        "full": "full",
-    }
-
-
 def measure_recall(bench: Bench) -> dict[str, Any]:
     """Revisited places, per memory and seconds T before the camera turns."""
     pipe, world, num_videos = bench.pipe, bench.world, max(2, bench.num_seeds)
-    stride, fps = pipe.vae_scale_factor_temporal, pipe.config.fps
-    chunk_frames = pipe.transformer.config.num_frames_per_block * stride
+    fps = pipe.config.fps
     rows, complete = [], True
     for turn in bench.sizes.turns:
-        # The prompt changes where a chunk begins, so that the model hears of the turn when the world makes it.
-        first_chunk = chunk_frames - stride + 1
-        before = (first_chunk + chunk_frames * max(0, round((turn * fps - first_chunk) / chunk_frames))) / fps
-        moves = (
-            CameraMove("pan right", before, FAST_SPEED),
-            CameraMove("pan left", before + 2 * RAMP_SECONDS, FAST_SPEED),
-        )
+        moves = there_and_back(pipe, turn)
+        before = moves[0].seconds
         seconds = sum(move.seconds for move in moves)
         scenes = [
             held_out_scene(world, index, seconds, moves, **RECALL_ATTRIBUTES)
@@ -262,7 +213,7 @@ def measure_recall(bench: Bench) -> dict[str, Any]:
             seeds = [derive_seed(scene.seed) for scene in scenes]
             videos[name], _ = generate(pipe, [plan] * num_videos, seconds, seeds, memory)
             report_progress(f"recall: T = {turn:g} s, {name}")
-        turning = before + 0.5 * RAMP_SECONDS
+        turning = turning_second(moves)
         distances = np.linspace(0.25, 1.0, 7) * (before - 1 / fps)
         for name, batch in videos.items():
             for index, video in enumerate(batch):

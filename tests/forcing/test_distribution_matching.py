@@ -229,6 +229,27 @@ def test_scored_context_equals_a_cached_forward_while_nothing_was_dropped(make_m
 # --- losses ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("context", ["memory", "none"])
+@pytest.mark.parametrize("attention", ["joint", "chunked"])
+def test_chunks_of_a_target_see_the_later_ones_only_when_scored_jointly(make_method, attention, context):
+    config = dataclasses.replace(CONFIG, target_frames=6, target_attention=attention, context=context)
+    method = make_method(config)
+    video, conditions = make_rollout(method, num_target=6)
+    scored = method.scored_context(video, conditions)
+    noisy, sigma = torch.randn(2, 4, 6, 2, 4), torch.tensor([0.4, 0.8])
+    changed = noisy.clone()
+    changed[:, :, 3:] += 1
+    with torch.no_grad():
+        before, after = (method.predict_clean(method.teacher, each, sigma, scored) for each in (noisy, changed))
+    assert torch.equal(before[:, :, :3], after[:, :, :3]) == (attention == "chunked")
+    # Either way the later chunk sees the earlier one.
+    changed = noisy.clone()
+    changed[:, :, :3] += 1
+    with torch.no_grad():
+        after = method.predict_clean(method.teacher, changed, sigma, scored)
+    assert not torch.equal(before[:, :, 3:], after[:, :, 3:])
+
+
 def student_gradient(method, video, context) -> torch.Tensor:
     loss = method.student_loss(video.target, context, torch.Generator().manual_seed(1))
     (gradient,) = torch.autograd.grad(loss, video.latents, retain_graph=True)
@@ -356,6 +377,7 @@ def test_counters_survive_a_resume(make_method):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"target_attention": "causal"}, "allowed: 'joint', 'chunked'"),
         ({"sigmas": (0.9, 0.5)}, "start at 1"),
         ({"context": "everything"}, "allowed: 'memory'"),
         ({"target_frames": 30}, "do not fit"),

@@ -17,8 +17,11 @@ from vidgen.recipes.context_data import (
     ContextLayouts,
     ContextRange,
     FolderData,
+    LandscapeData,
+    LandscapeRollouts,
     folder_layouts,
 )
+from vidgen.recipes.landscape import LatentsRecipe, train_tokenizer
 from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
 from vidgen.runtime.errors import ConfigError
 
@@ -49,6 +52,7 @@ STAGE2 = (
     "method.curriculum.min_frames=12",
     "method.curriculum.max_frames=18",
     "method.student_every=2",
+    *(f"train.optimizers.{role}.schedule_by=steps" for role in ("student", "critic")),
 )
 
 
@@ -104,6 +108,19 @@ def test_layouts_of_fresh_videos_hold_true_codes_and_differ_between_steps_and_pr
     assert torch.equal(first["frame_blocks"], other["frame_blocks"])  # the work of a step is the same everywhere
     assert first["latents"].shape == (4, 4, 3 + 2 + 3 + 3, 2, 8)
     assert set(first["latents"].unique().tolist()) == {-1.0, 1.0}
+
+
+def test_a_rollout_keeps_its_first_prompt_where_the_whole_target_is_scored_under_one():
+    tokenizer = train_tokenizer(["a meadow", "the camera pans left", "the camera pans right", "holds"], 100, 64)
+    batches = {
+        single: LandscapeRollouts(
+            LandscapeData(LatentsRecipe("unused"), "unused", single_prompt=single), tokenizer, 60, 3, seed=0
+        ).batch(0, 0, 1, 3)
+        for single in (False, True)
+    }
+    assert batches[True]["input_ids"].shape[1] == 1 and not batches[True]["prompt_of_chunk"].any()
+    assert batches[False]["prompt_of_chunk"].shape == (3, 20) and batches[False]["prompt_of_chunk"].any()
+    assert torch.equal(batches[True]["input_ids"][:, 0], batches[False]["input_ids"][:, 0])
 
 
 def test_layouts_only_use_videos_that_are_long_enough():

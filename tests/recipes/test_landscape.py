@@ -76,7 +76,8 @@ def runs(tmp_path_factory):
         "landscape/tiny_student",
         [*steps("student", "student", 1), *nested, *text, f"teacher={root}/diffusion/weights/transformer"],
     )
-    parts = [f"{name}={root}/{name}" for name in ("text_encoder", "vae", "diffusion_chunks", "diffusion", "student")]
+    stages = ", ".join(f"{root}/{name}" for name in ("diffusion_chunks", "diffusion", "student"))
+    parts = [f"text_encoder={root}/text_encoder", f"vae={root}/vae", f"transformer=[{stages}]"]
     landscape.assemble("landscape/tiny_assemble", [f"output_dir={root}/model", *parts, *world])
     return root
 
@@ -110,7 +111,7 @@ def test_latents_are_normalized(runs):
 
 def test_model_card_tells_what_the_runs_did(runs):
     card = (runs / "model" / "README.md").read_text()
-    assert "| diffusion_chunks | 2 |" in card and "| diffusion | 2 |" in card and "| student | 1 |" in card
+    assert "/diffusion_chunks | 2 |" in card and "/diffusion | 2 |" in card and "/student | 1 |" in card
 
 
 def test_the_second_diffusion_stage_goes_on_from_the_first(runs):

@@ -14,6 +14,9 @@ from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.recipes.encode_data import LatentEncoding, encode_prompts, encode_videos
 from vidgen.runtime.checkpoint import load_safetensors
 
+# Nine starts of two processes each.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
 TRAINING = Path(__file__).parents[2] / "training"
 # 7 chunks of context and 21 frames to denoise: 4 * 42 - 3 pictures at 12 frames/s.
 CLIP_FRAMES = 4 * 42 - 3
@@ -66,9 +69,9 @@ def stages(data, tiny_model_folder, run_two_processes, tmp_path_factory) -> Path
     return root
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "roles"), [("teacher", ["teacher"]), ("stage1", ["student", "critic"]), ("stage2", ["student", "critic"])]
+    ("stage", "roles"),
+    [("teacher", ["teacher"]), ("stage1", ["student", "critic"]), ("stage2", ["student", "critic"])],
 )
 def test_full_scale_configs_train_on_two_processes_and_resume_exactly(stages, stage, roles):
     for name in ("whole", "parts"):
@@ -76,21 +79,18 @@ def test_full_scale_configs_train_on_two_processes_and_resume_exactly(stages, st
         assert "mixed_precision: bf16" in config and "fsdp: true" in config
     for role in roles:
         whole, parts = (
-            load_safetensors(
-                stages / f"{stage}_{name}" / "weights" / role / "diffusion_pytorch_model.safetensors"
-            )[0]
+            load_safetensors(stages / f"{stage}_{name}" / "weights" / role / "diffusion_pytorch_model.safetensors")[0]
             for name in ("whole", "parts")
         )
         assert whole.keys() == parts.keys() and all(torch.equal(whole[key], parts[key]) for key in whole)
         CausalWanTransformer3DModel.from_pretrained(stages / f"{stage}_whole" / "weights" / role)
 
 
-@pytest.mark.slow
 def test_every_stage_changes_its_weights(stages, tiny_model_folder):
     before = CausalWanTransformer3DModel.from_pretrained(tiny_model_folder, subfolder="transformer").state_dict()
     for stage, role in (("teacher", "teacher"), ("stage1", "student"), ("stage2", "student")):
-        after = load_safetensors(
-            stages / f"{stage}_whole" / "weights" / role / "diffusion_pytorch_model.safetensors"
-        )[0]
+        after = load_safetensors(stages / f"{stage}_whole" / "weights" / role / "diffusion_pytorch_model.safetensors")[
+            0
+        ]
         assert any(not torch.equal(before[name], after[name].to(before[name])) for name in before)
         before = after if stage == "stage1" else before

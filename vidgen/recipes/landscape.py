@@ -1,8 +1,8 @@
 """The embedded default model, from nothing to a few-step student, on `LandscapeWorld`.
 
 Six steps, each a run of (config, overrides) that resumes where it stopped: `encode_latents`, `train_vae`,
-`train_text_encoder`, `train_diffusion` on single chunks, then on chunks with their past, `train_student`; `assemble`
-puts the results into one diffusers folder.
+`train_text_encoder`, `train_diffusion` on single chunks, then on chunks with their past, `train_student`. The stages of
+`vidgen.recipes.context_forcing` go on from there; `assemble` puts the results into one diffusers folder.
 """
 
 from __future__ import annotations
@@ -593,22 +593,20 @@ class AssembleRecipe:
         output_dir: the diffusers folder to write; an existing one is replaced.
         text_encoder: run folder.
         vae: run folder.
-        diffusion_chunks: run folder of the first stage.
-        diffusion: run folder of the second stage.
-        student: run folder.
+        transformer: run folders of the transformer's stages, for the model card; the student is that of the last one.
         shift: warp of the student's noise levels.
         num_inference_steps: steps of the student.
+        eta: 0 for a student of a flow (Euler steps), 1 for one that was trained with fresh noise in every step.
         world: size and rate of the videos.
     """
 
     output_dir: str
     text_encoder: str
     vae: str
-    diffusion_chunks: str
-    diffusion: str
-    student: str
+    transformer: tuple[str, ...]
     shift: float = 3.0
-    num_inference_steps: int = 8
+    num_inference_steps: int = 4
+    eta: float = 1.0
     world: WorldConfig = field(default_factory=WorldConfig)
 
 
@@ -621,9 +619,9 @@ def assemble(source: str | None, overrides: list[str]) -> Path:
         tokenizer=tokenizer,
         text_encoder=UMT5EncoderModel.from_pretrained(text_weights / "text_encoder"),
         vae=AutoencoderKLWan.from_pretrained(Path(config.vae) / "weights" / "vae"),
-        transformer=CausalWanTransformer3DModel.from_pretrained(Path(config.student) / "weights" / "student"),
+        transformer=CausalWanTransformer3DModel.from_pretrained(Path(config.transformer[-1]) / "weights" / "student"),
         scheduler=FlowConsistencyScheduler(
-            shift=config.shift, num_inference_steps=config.num_inference_steps, eta=0.0
+            shift=config.shift, num_inference_steps=config.num_inference_steps, eta=config.eta
         ),
         fps=float(config.world.fps),
         default_height=config.world.height,
@@ -643,14 +641,15 @@ def assemble(source: str | None, overrides: list[str]) -> Path:
 def _model_card(config: AssembleRecipe, pipeline: ContextForcingPipeline) -> str:
     """Data, sizes, steps, minutes and losses, read from the runs themselves."""
     rows = []
-    for name in ("vae", "text_encoder", "diffusion_chunks", "diffusion", "student"):
-        folder = Path(getattr(config, name))
+    for folder in map(Path, (config.vae, config.text_encoder, *config.transformer)):
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         last = next(record for record in reversed(records) if "losses" in record)
         validations = [record["validation"] for record in records if "validation" in record]
         losses = ", ".join(f"{role} {value:.4f}" for role, value in last["losses"].items())
         held_out = ", ".join(f"{key} {value:.3f}" for key, value in (validations[-1] if validations else {}).items())
-        rows.append(f"| {name} | {last['step']} | {last['seconds'] / 60:.1f} | {losses} | {held_out} |")
+        rows.append(
+            f"| {'/'.join(folder.parts[-2:])} | {last['step']} | {last['seconds'] / 60:.1f} | {losses} | {held_out} |"
+        )
     parameters = {
         name: sum(parameter.numel() for parameter in getattr(pipeline, name).parameters()) / 1e6
         for name in ("transformer", "vae", "text_encoder")
@@ -672,7 +671,8 @@ length, {config.num_inference_steps} denoising steps per chunk of one second. Sa
 - **Parameters**: {sizes}.
 - **Data**: `vidgen.worlds.LandscapeWorld`, rendered by this repository; nothing was downloaded. Captions come from a
   grammar; some sentence templates are held out for testing.
-- **Recipe**: `training/landscape_*.py` with `configs/landscape/tiny_*.yaml`.
+- **Recipe**: `training/landscape_*.py` with `configs/landscape/tiny_*.yaml`, then `training/context_forcing_*.py` with
+  `configs/context_forcing/tiny_*.yaml`.
 
 | part | steps | minutes | last training loss | held-out |
 |---|---|---|---|---|
