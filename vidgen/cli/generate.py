@@ -362,8 +362,8 @@ def _print_memory(session: GenerationSession) -> None:
     ages = (memory.num_frames - memory.frame_ids[:, config.sink : config.sink + config.slow]) * seconds
     quantiles = statistics["similarity_quantiles"]
     print(
-        f"memory: {memory.num_promotions} of {memory.num_decisions} frames judged were new enough to keep; kept frames "
-        f"are {int(ages.min())} to {int(ages.max())} s old; similarity {quantiles['0.05']:.2f} to "
+        f"memory: {memory.num_promotions} of {memory.num_decisions} frames judged were new enough to keep; kept "
+        f"frames are {int(ages.min())} to {int(ages.max())} s old; similarity {quantiles['0.05']:.2f} to "
         f"{quantiles['0.95']:.2f}, half below {statistics['suggested_tau']:.3f}, tau {config.tau:g}",
         file=sys.stderr,
     )

@@ -1,8 +1,8 @@
 """The embedded default model, from nothing to a few-step student, on `LandscapeWorld`.
 
 Six steps, each a run of (config, overrides) that resumes where it stopped: `encode_latents`, `train_vae`,
-`train_text_encoder`, `train_diffusion` on single chunks, then on chunks with their past, `train_student`. The stages of
-`vidgen.recipes.context_forcing` go on from there; `assemble` puts the results into one diffusers folder.
+`train_text_encoder`, `train_diffusion` on single chunks, then on chunks with their past, `train_student`. The stages
+of `vidgen.recipes.context_forcing` go on from there; `assemble` puts the results into one diffusers folder.
 """
 
 from __future__ import annotations
