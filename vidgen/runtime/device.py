@@ -71,7 +71,7 @@ def select_dtype(name: str | torch.dtype | None = None, device: torch.device | s
     return _DTYPES[name]
 
 
-def return_freed_memory(threshold: int = 1 << 20) -> bool:
+def return_freed_memory(threshold: int = 16 << 20) -> bool:
     """Makes the C allocator give large freed buffers back to the system at once, for the rest of this process.
 
     glibc raises its own limit up to 32 MiB as buffers are freed; from then on activations of several MiB share the
