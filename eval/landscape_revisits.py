@@ -73,7 +73,7 @@ from vidgen.worlds.landscape import BIOMES
 
 A, B, C, WINDOW, WORLD = "A context teacher", "B memoryless teacher", "C stage 1 only", "A, window", "world"
 KINDS = ("psnr", "objects")
-# Neither weather nor traveler hides anything.
+# Neither weather nor traveller hides anything.
 ATTRIBUTES = {"time_of_day": "day", "weather": "clear", "traveller": "none"}
 
 
