@@ -78,9 +78,10 @@ GAP_BINS = {
 class Sizes:
     """Budget of the benchmark; the same for all arms."""
 
-    teacher_steps: int = 4000
-    memoryless_steps: int = 2000
-    student_steps: int = 1200
+    teacher_steps: int = 2000
+    memoryless_steps: int = 1000
+    student_steps: int = 600
+    panorama_steps: int = 1200
     student_every: int = 4
     batch_size: int = 16
     min_rollout: int = 12
@@ -300,9 +301,9 @@ def memory_policies(slow_fast: SlowFastMemoryConfig, frames: int) -> dict[str, C
 def panorama(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
     """Memories on the weights of one teacher; and what error recycling does."""
     world = PanoramaWorld()
-    teacher = train_teacher(work / "panorama_teacher", "panorama", MEMORY, sizes.teacher_steps, sizes, seed)
+    teacher = train_teacher(work / "panorama_teacher", "panorama", MEMORY, sizes.panorama_steps, sizes, seed)
     plain = train_teacher(
-        work / "panorama_teacher_without_recycling", "panorama", MEMORY, sizes.teacher_steps, sizes, seed, False
+        work / "panorama_teacher_without_recycling", "panorama", MEMORY, sizes.panorama_steps, sizes, seed, False
     )
     slow_fast = dataclasses.replace(MEMORY, tau=calibrate_tau(teacher, world, seed))
     scripts = {"sweep": world.sweep_path(36, 6, 36), "long pause": world.sweep_path(36, 60, 36)}
