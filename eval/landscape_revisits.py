@@ -27,7 +27,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ from vidgen.metrics.object_detector import (
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.runtime.checkpoint import atomic_write, file_checksum
 from vidgen.runtime.device import derive_seed, set_threads
+from vidgen.runtime.errors import VidgenError
 from vidgen.runtime.meter import run_environment
 from vidgen.worlds import LandscapeScene, LandscapeWorld, prompt_plan
 from vidgen.worlds.landscape import BIOMES
@@ -182,6 +183,23 @@ class Bench:
             files += sorted(arm.transformer.glob("*.safetensors"))
         return " ".join(f"{file_checksum(file):08x}" for file in files)
 
+    def transformer(self, arm: Arm) -> CausalWanTransformer3DModel:
+        """The network of an arm.
+
+        Raises:
+            VidgenError: when it doesn't fit the model's other parts.
+        """
+        own = self.own_transformer
+        if arm.transformer is None:
+            return own
+        transformer = CausalWanTransformer3DModel.from_pretrained(arm.transformer, dtype=own.dtype)
+        for key in ("in_channels", "out_channels", "text_dim", "num_frames_per_block"):
+            if transformer.config[key] != own.config[key]:
+                raise VidgenError(
+                    f"{arm.transformer} has {key}={transformer.config[key]}; the model has {own.config[key]}."
+                )
+        return transformer.to(own.device).eval()
+
     def videos(self, arm: Arm, seed: int) -> np.ndarray:
         """uint8 `(videos, frames, height, width, 3)`: one prompt, other places and noise in each."""
         seconds = sum(move.seconds for move in self.moves)
@@ -191,10 +209,7 @@ class Bench:
         ]
         if arm.memory is None:
             return np.stack([self.world.render(scene) for scene in scenes])
-        transformer = self.own_transformer
-        if arm.transformer is not None:
-            transformer = CausalWanTransformer3DModel.from_pretrained(arm.transformer, dtype=transformer.dtype)
-        self.pipe.register_modules(transformer=transformer.to(self.own_transformer.device).eval())
+        self.pipe.register_modules(transformer=self.transformer(arm))
         seeds = [derive_seed(scene.seed) for scene in scenes]
         return generate(self.pipe, [plan_of(scenes[0])] * len(scenes), seconds, seeds, arm.memory)[0]
 
@@ -241,15 +256,20 @@ class Bench:
             temporary.write_text(json.dumps(measured), encoding="utf-8")
         return measured
 
-    def compare(self, score: Any, batch: Sequence[np.ndarray], index: int) -> dict[str, list[Any]]:
+    def compare(
+        self, score: Callable[..., list[Any]], batch: Sequence[np.ndarray], index: int
+    ) -> dict[str, list[Any]]:
         """Revisits of one video, with the other videos and with the own video's other places as level of chance.
 
-        The second level unmasks a video that stands still or repeats itself: it matches itself anywhere.
+        The second level unmasks a video that keeps its style, stands still or repeats itself: it matches itself
+        anywhere. Half the way back lies between the two places, more than the width of the picture; that is half the
+        way in time too, so the drift of a video counts in this gain, and arms are compared at the same age only.
         """
         others = [video for other, video in enumerate(batch) if other != index]
-        away = np.roll(batch[index], -round(0.25 * self.moves[0].seconds * self.world.fps), axis=0)
         distances = [age / 2 for age in self.sizes.ages]
         fps, turn = self.world.fps, turning_second(self.moves)
+        turning_frame, away = round(turn * fps), batch[index].copy()
+        away[turning_frame:] = np.roll(away[turning_frame:], (len(away) - turning_frame) // 2, axis=0)
         return {
             "other_videos": score(batch[index], others, fps, turn, distances),
             "other_places": score(batch[index], [away], fps, turn, distances),

@@ -6,12 +6,14 @@ import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from vidgen.pipelines import ContextForcingPipeline
+from vidgen.worlds import CameraMove, LandscapeWorld
 
 EVAL = Path(__file__).resolve().parents[2] / "eval"
 
@@ -137,3 +139,69 @@ def test_held_out_scenes_ask_for_every_value_equally_often(load_benchmark):
     for name, values in benchmark.SCENE_ATTRIBUTES.items():
         counts = [sum(scene.attributes[name] == value for scene in scenes[:96]) for value in values]
         assert max(counts) - min(counts) <= 1
+
+
+def test_landscape_revisits_goes_on_where_it_was(load_benchmark, model, tmp_path, monkeypatch):
+    benchmark = load_benchmark("landscape_revisits")
+    transformer = model / "transformer"
+    arguments = ["--smoke", "--model", str(model), "--work", str(tmp_path / "work"), "--seeds", "0", "--videos", "2"]
+    benchmark.main([*arguments, "--out", str(tmp_path / "first")])
+    first = json.loads((tmp_path / "first" / "results.json").read_text())
+
+    # Whatever is done already isn't generated again; an arm of other weights is.
+    generated = []
+    generate = benchmark.generate
+    monkeypatch.setattr(benchmark, "generate", lambda *given: generated.append(given) or generate(*given))
+    arguments += ["--out", str(tmp_path / "out"), "--baseline", str(transformer)]
+    assert benchmark.main([*arguments, "--check"]) == 1  # A and B are the same weights
+    assert len(generated) == 1
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    gains = {arm: benchmark.values(results["rows"], arm, 4.0, "psnr") for arm in (benchmark.A, benchmark.B, "world")}
+    assert gains[benchmark.A] == gains[benchmark.B] == benchmark.values(first["rows"], benchmark.A, 4.0, "psnr")
+    assert gains["world"][0] > 3 and gains["world"] > gains[benchmark.A]
+    assert len(results["claims"]) == 8 and len(first["claims"]) == 4
+    counts = [row["objects"]["other_videos"] for row in results["rows"]]
+    assert len(counts) == 6 * 4 and all(count["seen"] + count["empty"] == 2 for count in counts)
+    assert results["detector"]["rendered"].keys() >= {"average_precision", "base_rate", "f1"}
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| B memoryless teacher | 4 |" in table and "was not measured" not in table
+    assert "was not measured" in (tmp_path / "first" / "table.md").read_text()
+    assert Image.open(tmp_path / "out" / "gain_against_age.png").size == (1320, 504)
+    # Two videos, a pair of pictures for each of four ages
+    assert Image.open(tmp_path / "work" / "A_window_seed0.png").size == (4 * (2 * (2 * 32 + 2) + 8), 28 + 2 * (32 + 2))
+
+
+def test_a_video_that_stands_still_gains_nothing_over_its_other_places(load_benchmark):
+    benchmark = load_benchmark("landscape_revisits")
+    moves = (CameraMove("pan right", 20.0, 12.0), CameraMove("pan left", 21.6, 12.0))
+    world = LandscapeWorld(16, 32)
+    bench = SimpleNamespace(world=world, moves=moves, sizes=benchmark.Sizes(ages=(5.0, 20.0, 40.0)))
+    attributes = {"biome": "meadow", **benchmark.ATTRIBUTES}
+    walk, other = (world.render(world.scene(seed=seed, moves=moves, **attributes)) for seed in range(2))
+    still = np.repeat(walk[:1], len(walk), axis=0)
+    for video, remembers in ((walk, True), (still, False)):
+        compared = benchmark.Bench.compare(bench, benchmark.score_revisits, [video, other], 0)
+        gains = {
+            name: [revisit.psnr - revisit.chance[0] for revisit in revisits] for name, revisits in compared.items()
+        }
+        assert min(gains["other_videos"]) > 5
+        assert min(gains["other_places"]) > 5 if remembers else gains["other_places"] == [0, 0, 0]
+
+
+def test_bars_of_revisits_ask_for_more_than_both_references(load_benchmark):
+    benchmark = load_benchmark("landscape_revisits")
+
+    def rows(arm: str, gains: dict[float, float | None]) -> list[dict]:
+        psnr, objects = ({"other_videos": {"gain": 1.0}}, {"other_videos": {"gain": None}})
+        return [
+            {"arm": arm, "age": age, "psnr": psnr, "objects": objects | {"other_videos": {"gain": gain}}}
+            for age, gain in gains.items()
+        ]
+
+    own = rows(benchmark.A, {10.0: 0.0, 20.0: 0.4, 40.0: 0.2}) + rows(benchmark.A, {20.0: 0.2, 40.0: None})
+    window = rows(benchmark.WINDOW, {10.0: 9.0, 20.0: 0.1, 40.0: 0.2})
+    verdicts = {claim["claim"]: claim for claim in benchmark.claims(own + window)}
+    at_20 = verdicts[f"objects: gain of {benchmark.A} at 20 s above {benchmark.WINDOW}"]
+    assert at_20["value"] == pytest.approx(0.3) and at_20["above"] == 0.1 and at_20["passed"]
+    assert not verdicts[f"objects: gain of {benchmark.A} at 40 s above {benchmark.WINDOW}"]["passed"]
+    assert len(verdicts) == 4  # without a baseline there is no bar about it

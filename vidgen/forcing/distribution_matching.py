@@ -80,6 +80,8 @@ class DistributionMatchingConfig:
         shared_selection: teacher and critic see the very frames the student's memory held; `False` lets the teacher
             choose by its own keys, for both.
         clean_context_frames: c, context frames that run all denoising steps; `None` is the whole context.
+        memory_gradient: whether the student's gradient also reaches how it writes the frames in its memory, see
+            [`~vidgen.forcing.rollout.rollout`]. Needed by a student whose start has never read a long memory.
         curriculum: rollout length.
         guidance_scale: classifier-free guidance of the teacher, v_uncond + w (v_cond - v_uncond); 1 is none.
         shift: warp of the noise level at which the scores are compared.
@@ -98,6 +100,7 @@ class DistributionMatchingConfig:
     window_frames: int = 3
     shared_selection: bool = True
     clean_context_frames: int | None = None
+    memory_gradient: bool = False
     curriculum: RolloutCurriculum = field(default_factory=RolloutCurriculum)
     guidance_scale: float = 4.0
     shift: float = 5.0
@@ -217,6 +220,7 @@ class DistributionMatchingMethod(TrainingMethod):
             generator,
             num_clean_context=config.clean_context_frames,
             requires_grad=student_learns,
+            memory_gradient=config.memory_gradient,
         )
         context = self.scored_context(video, conditions)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from vidgen.forcing.conditions import Conditions, predict_velocity
-from vidgen.memory import KVMemory
+from vidgen.forcing.conditions import Conditions, predict_velocity, take_frames
+from vidgen.forcing.layouts import slot_blocks
+from vidgen.memory import SlowFastMemory
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Rollout:
 
     latents: torch.Tensor
     num_target: int
-    memory: KVMemory
-    final_memory: KVMemory
+    memory: SlowFastMemory
+    final_memory: SlowFastMemory
 
     @property
     def target(self) -> torch.Tensor:
@@ -35,7 +36,7 @@ class Rollout:
 
 def rollout(
     student: nn.Module,
-    memory: KVMemory,
+    memory: SlowFastMemory,
     conditions: Conditions,
     sigmas: Sequence[float],
     frame_shape: tuple[int, int, int],
@@ -45,6 +46,7 @@ def rollout(
     generator: torch.Generator,
     num_clean_context: int | None = None,
     requires_grad: bool = True,
+    memory_gradient: bool = False,
 ) -> Rollout:
     """Self-rollout of Algorithm 1 in "Context Forcing" (arXiv 2602.06028).
 
@@ -64,6 +66,8 @@ def rollout(
         generator: source of all noise.
         num_clean_context: c; `None` denoises the whole context fully.
         requires_grad: whether the target keeps its graph.
+        memory_gradient: whether the step with the gradient computes the keys and values of the frames in memory anew,
+            so that the student learns to write its memory as well as to read it; the papers read stored ones.
 
     Raises:
         ValueError: a length is no multiple of the chunk, or the target is longer than the video.
@@ -96,8 +100,13 @@ def rollout(
 
         sample = noise()
         for step, sigma in enumerate(sigmas[:steps], start=1):
-            with torch.set_grad_enabled(requires_grad and in_target and step == steps):
-                velocity = predict_velocity(student, sample, sigma, text, channels, kv_memory=memory)
+            learns = requires_grad and in_target and step == steps
+            with torch.set_grad_enabled(learns):
+                if learns and memory_gradient and memory.num_slots:
+                    past = torch.cat(chunks, dim=2).detach()
+                    velocity = _velocity_beside_memory(student, memory, sample, sigma, text, past, conditions)
+                else:
+                    velocity = predict_velocity(student, sample, sigma, text, channels, kv_memory=memory)
                 clean = sample - sigma * velocity  # x_0 = x_s - s v
             if step < steps:
                 sample = (1 - sigmas[step]) * clean + sigmas[step] * noise()
@@ -107,10 +116,41 @@ def rollout(
     return Rollout(torch.cat(chunks, dim=2), num_target, context_memory, memory)
 
 
+def _velocity_beside_memory(
+    student: nn.Module,
+    memory: SlowFastMemory,
+    sample: torch.Tensor,
+    sigma: float,
+    text: torch.Tensor,
+    past: torch.Tensor,
+    conditions: Conditions,
+) -> torch.Tensor:
+    """Velocity of the chunk after `past` in one forward over the clean frames in memory and the noisy chunk.
+
+    Equal to the cached forward while nothing was dropped; afterwards the frames in memory are read without those that
+    they were written beside.
+    """
+    frame_ids, (blocks, _) = memory.frame_ids, slot_blocks(memory)
+    batch_size, num_slots, num_past, chunk = len(past), memory.num_slots, past.shape[2], sample.shape[2]
+    own_ids = torch.arange(num_past, num_past + chunk).expand(batch_size, -1)
+    blocks = torch.cat([blocks, (blocks[-1] + 1).expand(chunk)]).to(past.device)
+    frame_sigma = sample.new_zeros(batch_size, num_slots + chunk)
+    frame_sigma[:, num_slots:] = sigma
+    velocity = predict_velocity(
+        student,
+        torch.cat([take_frames(past, frame_ids), sample], dim=2),
+        frame_sigma,
+        text,
+        conditions.channels_at(torch.cat([frame_ids, own_ids], dim=1)),
+        frame_blocks=blocks,
+    )
+    return velocity[:, :, num_slots:]
+
+
 @torch.no_grad()
 def commit_frames(
     transformer: nn.Module,
-    memory: KVMemory,
+    memory: SlowFastMemory,
     frames: torch.Tensor,
     text: torch.Tensor,
     channels: torch.Tensor | None,
@@ -123,7 +163,9 @@ def commit_frames(
 
 
 @torch.no_grad()
-def replay(transformer: nn.Module, memory: KVMemory, frames: torch.Tensor, conditions: Conditions) -> KVMemory:
+def replay(
+    transformer: nn.Module, memory: SlowFastMemory, frames: torch.Tensor, conditions: Conditions
+) -> SlowFastMemory:
     """Show a finished video to another model's empty memory, chunk by chunk; returns that memory.
 
     Args:

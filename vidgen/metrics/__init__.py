@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from vidgen.metrics.clip_splitting import Clip, find_scene_cuts, split_long_video, vbench_long
-from vidgen.metrics.code_recall import RecallByGap, code_recall, effective_context_length, nearest_codes, validity
+from vidgen.metrics.code_recall import (
+    RecallByGap,
+    code_recall,
+    effective_context_length,
+    nearest_codes,
+    place_agreement,
+    validity,
+)
 from vidgen.metrics.consistency import (
     CLIPFeatures,
     DINOv2Features,
@@ -36,6 +43,7 @@ __all__ = [
     "find_resets",
     "find_scene_cuts",
     "nearest_codes",
+    "place_agreement",
     "pixel_features",
     "score_attributes",
     "score_revisits",

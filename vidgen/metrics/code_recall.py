@@ -126,6 +126,40 @@ def code_recall(codes: Tensor, places: Tensor) -> RecallByGap:
     return RecallByGap(gaps[hits].bincount(minlength=frames), gaps[returns].bincount(minlength=frames))
 
 
+def place_agreement(codes: Tensor, places: Tensor) -> float:
+    """How often two videos show the same code at the same place, over all pairs of sights; chance is 1/8.
+
+    Content is drawn anew for every video, so a model whose videos agree has not remembered but memorized: it shows the
+    same at a place whatever was there before. That much recall comes without any memory.
+
+    Args:
+        codes: int64 `(batch, frames, T)`, as for `code_recall`.
+        places: int64 `(batch, frames, T)`, >= 0.
+
+    Raises:
+        VidgenError: when shapes differ or no place is shown by two videos.
+    """
+    if codes.shape != places.shape or codes.ndim != 3:
+        raise VidgenError(
+            f"codes {tuple(codes.shape)}, places {tuple(places.shape)}; expected the same (batch, frames, tokens)."
+        )
+    codes, places = codes.cpu().flatten(1), places.cpu().long().flatten(1)
+    num_places, num_codes = int(places.max()) + 1, len(CODEBOOK)
+    # Of each video and place, the share of sights that show each code: (batch, places, codes)
+    shares = torch.zeros(len(codes), num_places * num_codes)
+    shares.scatter_add_(1, places * num_codes + codes, torch.ones(codes.shape))
+    shares = shares.unflatten(1, (num_places, num_codes))
+    sights = shares.sum(2, keepdim=True)
+    shares = shares / sights.clamp(min=1)
+    # Sums over ordered pairs of different videos: all pairs less each video with itself.
+    seen = (sights[:, :, 0] > 0).float()
+    pairs = (seen.sum(0).square() - seen.sum(0)).sum()
+    if not pairs:
+        raise VidgenError("no place is shown by two videos, so their agreement is undefined; use more videos.")
+    agreeing = (shares.sum(0).square() - shares.square().sum(0)).sum()
+    return float(agreeing / pairs)
+
+
 def effective_context_length(recall: RecallByGap, rho: float = 0.5, chance: float = 1 / 8, bin_width: int = 3) -> int:
     """The longest absence up to which a model remembers.
 
