@@ -14,7 +14,7 @@ from vidgen.forcing.distribution_matching import (
     DistributionMatchingMethod,
     RolloutCurriculum,
 )
-from vidgen.forcing.rollout import rollout
+from vidgen.forcing.rollout import _velocity_beside_memory, rollout
 from vidgen.memory import SlowFastMemory, SlowFastMemoryConfig
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import ConfigError, TrainingError
@@ -135,6 +135,51 @@ def test_only_the_target_carries_a_gradient(make_method):
 
     assert not reaches_the_student(video.latents[:, :, :9])
     assert reaches_the_student(video.latents[:, :, 9:12]) and reaches_the_student(video.latents[:, :, 12:])
+
+
+def test_a_memory_gradient_changes_the_gradient_and_not_the_video(make_method):
+    """While nothing was dropped and under one prompt, reading stored keys or computing them anew is the same."""
+    method = make_method(memory=SlowFastMemoryConfig(sink=3, slow=9, fast=6, tau=0.9))
+    batch = make_batch()
+    batch["prompt_of_chunk"] = torch.zeros_like(batch["prompt_of_chunk"])
+    conditions = Conditions.from_batch(batch, None)
+    target, gradients = {}, {}
+    for anew in (False, True):
+        memory = SlowFastMemory(method.memory_config, num_frames_per_block=3)
+        generator = torch.Generator().manual_seed(0)
+        arguments = (conditions, CONFIG.sigmas, SHAPE, 15, 6, 3, generator)
+        video = rollout(method.student, memory, *arguments, memory_gradient=anew)
+        method.student.zero_grad()
+        video.target.square().sum().backward()
+        target[anew] = video.target.detach()
+        gradients[anew] = method.student.blocks[0].attn1.to_k.weight.grad.clone()
+        assert torch.equal(memory.frame_ids, torch.arange(12).expand(2, -1))
+    torch.testing.assert_close(target[True], target[False], rtol=1e-4, atol=1e-5)
+    assert (gradients[True] - gradients[False]).norm() > 0.05 * gradients[False].norm()
+
+
+def test_memory_read_anew_holds_each_samples_own_frames(make_method):
+    """Past the memory's span samples keep different frames; each must be read as if it were alone."""
+    method = make_method()
+    video, conditions = make_rollout(method, num_frames=24)
+    memory, past = video.memory, video.latents[:, :, :21].detach()
+    # Untrained keys promote alike in both samples; what is kept is set apart by hand.
+    memory._frame_ids = torch.stack(
+        [torch.tensor([0, 1, 2, 5, 9, 18, 19, 20]), torch.tensor([0, 1, 2, 7, 12, 18, 19, 20])]
+    )[None]
+    sample, text = torch.randn(2, 4, 3, 2, 4), conditions.text_at(7)
+    with torch.no_grad():
+        both = _velocity_beside_memory(method.student, memory, sample, 0.7, text, past, conditions)
+        for index in range(2):
+            ids = memory.frame_ids[index].tolist() + [21, 22, 23]
+            frames = torch.cat([past[index, :, ids[:8]], sample[index]], dim=1)
+            told = conditions.channels[index, :, ids]
+            blocks = torch.tensor([0, 0, 0, 1, 2, 3, 3, 3, 4, 4, 4])
+            sigma = torch.tensor([[0.0] * 8 + [0.7] * 3]) * 1000
+            alone = method.student(
+                torch.cat([frames, told])[None], sigma, text[index : index + 1], frame_blocks=blocks
+            )
+            torch.testing.assert_close(both[index], alone.sample[0, :, 8:], rtol=1e-4, atol=1e-5)
 
 
 def test_context_of_a_long_target_ends_where_the_target_begins(make_method):

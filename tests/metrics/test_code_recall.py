@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -9,7 +10,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from vidgen.metrics import RecallByGap, code_recall, effective_context_length, nearest_codes, validity
+from vidgen.metrics import (
+    RecallByGap,
+    code_recall,
+    effective_context_length,
+    nearest_codes,
+    place_agreement,
+    validity,
+)
 from vidgen.runtime.errors import VidgenError
 from vidgen.worlds.code_worlds import CODEBOOK, PanoramaWorld, RoomsWorld
 
@@ -230,3 +238,25 @@ def test_wrong_input_is_named():
         effective_context_length(recall, rho=0)
     with pytest.raises(VidgenError, match="no place came back"):
         effective_context_length(by_gap({}, {}))
+
+
+def test_agreement_of_videos_equals_a_loop_over_pairs_of_sights():
+    draws = generator()
+    codes = torch.randint(8, (4, 5, 2), generator=draws)
+    places = torch.stack([torch.randperm(3, generator=draws)[:2] for _ in range(20)]).view(4, 5, 2)
+    agreeing, pairs = 0.0, 0
+    for one, other in itertools.permutations(range(4), 2):
+        for place in range(3):
+            first, second = codes[one][places[one] == place], codes[other][places[other] == place]
+            if len(first) and len(second):
+                agreeing += float((first[:, None] == second).float().mean())
+                pairs += 1
+    assert place_agreement(codes, places) == pytest.approx(agreeing / pairs, abs=1e-6)
+
+
+def test_agreement_tells_memorized_places_from_fresh_ones():
+    videos = RoomsWorld().sample(64, 60, generator())
+    assert place_agreement(videos.codes, videos.places) == pytest.approx(1 / 8, abs=0.02)
+    assert place_agreement(videos.places % 8, videos.places) == pytest.approx(1)
+    with pytest.raises(VidgenError, match="use more videos"):
+        place_agreement(videos.codes[:1], videos.places[:1])
