@@ -605,8 +605,8 @@ class AssembleRecipe:
     vae: str
     transformer: tuple[str, ...]
     shift: float = 3.0
-    num_inference_steps: int = 4
-    eta: float = 1.0
+    num_inference_steps: int = 8
+    eta: float = 0.0
     world: WorldConfig = field(default_factory=WorldConfig)
 
 
@@ -671,8 +671,7 @@ length, {config.num_inference_steps} denoising steps per chunk of one second. Sa
 - **Parameters**: {sizes}.
 - **Data**: `vidgen.worlds.LandscapeWorld`, rendered by this repository; nothing was downloaded. Captions come from a
   grammar; some sentence templates are held out for testing.
-- **Recipe**: `training/landscape_*.py` with `configs/landscape/tiny_*.yaml`, then `training/context_forcing_*.py` with
-  `configs/context_forcing/tiny_*.yaml`.
+- **Recipe**: `training/` and `configs/`, by the names of the table's first column.
 
 | part | steps | minutes | last training loss | held-out |
 |---|---|---|---|---|
