@@ -395,6 +395,22 @@ def test_processes_agree_on_length_and_exit_step(make_method):
     assert first == [entry[1:] for entry in seen if entry[0] == 1] and len({entry[1] for entry in first}) > 1
 
 
+@pytest.mark.parametrize(("first", "expected"), [(1, {1, 2, 3, 4}), (3, {3, 4}), (4, {4})])
+def test_exit_steps_are_drawn_from_the_first_one_on(make_method, monkeypatch, first, expected):
+    method = make_method(dataclasses.replace(CONFIG, first_exit=first))
+    seen = []
+
+    def stop(*arguments, **kwargs):
+        seen.append(arguments[7])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vidgen.forcing.distribution_matching.rollout", stop)
+    for step in range(40):
+        with pytest.raises(KeyboardInterrupt):
+            method.training_step(make_batch(), step, generator_for(0, step))
+    assert set(seen) == expected
+
+
 def test_critic_learns_in_every_step_and_the_student_in_every_nth(make_method):
     method = make_method(dataclasses.replace(CONFIG, student_every=5))
     active = [method.active_optimizers(step) for step in range(10)]
@@ -422,6 +438,7 @@ def test_counters_survive_a_resume(make_method):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"first_exit": 5}, "first_exit=5"),
         ({"target_attention": "causal"}, "allowed: 'joint', 'chunked'"),
         ({"sigmas": (0.9, 0.5)}, "start at 1"),
         ({"context": "everything"}, "allowed: 'memory'"),

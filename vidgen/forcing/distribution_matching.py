@@ -82,6 +82,8 @@ class DistributionMatchingConfig:
         clean_context_frames: c, context frames that run all denoising steps; `None` is the whole context.
         memory_gradient: whether the student's gradient also reaches how it writes the frames in its memory, see
             [`~vidgen.forcing.rollout.rollout`]. Needed by a student whose start has never read a long memory.
+        first_exit: earliest step after which the target may leave the sampler; 1 in the papers. From pure noise a small
+            student finds a single answer for all noise, which the later steps then keep.
         curriculum: rollout length.
         guidance_scale: classifier-free guidance of the teacher, v_uncond + w (v_cond - v_uncond); 1 is none.
         shift: warp of the noise level at which the scores are compared.
@@ -101,6 +103,7 @@ class DistributionMatchingConfig:
     shared_selection: bool = True
     clean_context_frames: int | None = None
     memory_gradient: bool = False
+    first_exit: int = 1
     curriculum: RolloutCurriculum = field(default_factory=RolloutCurriculum)
     guidance_scale: float = 4.0
     shift: float = 5.0
@@ -124,6 +127,10 @@ class DistributionMatchingConfig:
             raise ConfigError(
                 f"target_frames={self.target_frames} do not fit into rollouts of "
                 f"curriculum.min_frames={self.curriculum.min_frames}."
+            )
+        if not 1 <= self.first_exit <= len(self.sigmas):
+            raise ConfigError(
+                f"first_exit={self.first_exit}; it must be between 1 and {len(self.sigmas)}, the number of sigmas."
             )
         if not 0 < self.min_sigma < self.max_sigma < 1:
             raise ConfigError(f"min_sigma={self.min_sigma}, max_sigma={self.max_sigma}; 0 < min < max < 1 is needed.")
@@ -205,7 +212,7 @@ class DistributionMatchingMethod(TrainingMethod):
         chunk = self.student.config.num_frames_per_block
         shared = generator_for(config.seed, step)
         num_frames = config.curriculum.sample(step, chunk, shared)
-        exit_step = 1 + int(torch.randint(len(config.sigmas), (), generator=shared))
+        exit_step = int(torch.randint(config.first_exit, len(config.sigmas) + 1, (), generator=shared))
 
         # 2. The student writes the video; gradient in the exit step of the target's chunks
         video = rollout(
