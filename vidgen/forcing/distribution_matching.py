@@ -82,8 +82,8 @@ class DistributionMatchingConfig:
         clean_context_frames: c, context frames that run all denoising steps; `None` is the whole context.
         memory_gradient: whether the student's gradient also reaches how it writes the frames in its memory, see
             [`~vidgen.forcing.rollout.rollout`]. Needed by a student whose start has never read a long memory.
-        first_exit: earliest step after which the target may leave the sampler; 1 in the papers. From pure noise a small
-            student finds a single answer for all noise, which the later steps then keep.
+        first_exit: earliest step after which the target may leave the sampler; 1 in the papers. From pure noise a
+            small student finds a single answer for all noise, which the later steps then keep.
         curriculum: rollout length.
         guidance_scale: classifier-free guidance of the teacher, v_uncond + w (v_cond - v_uncond); 1 is none.
         shift: warp of the noise level at which the scores are compared.
