@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "CausalWanTransformer3DModel": "vidgen.models.causal_wan",
+    "WorldDiT": "vidgen.models.world_dit",
     "StreamingVAEDecoder": "vidgen.models.streaming_vae",
     "StreamingVAEEncoder": "vidgen.models.streaming_vae",
     "KVMemory": "vidgen.memory",

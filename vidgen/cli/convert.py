@@ -15,6 +15,13 @@ def _group() -> None:
     """Convert foreign checkpoints to diffusers folders."""
 
 
+def _check_paths(checkpoint: Path, output: Path) -> None:
+    if not checkpoint.is_file():
+        raise typer.BadParameter(f"{checkpoint} is not a file")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise typer.BadParameter(f"{output} exists; choose another folder or remove it")
+
+
 @app.command("wan-causal")
 def wan_causal(
     checkpoint: Annotated[Path, typer.Argument(metavar="IN.pt", help="A `.pt` or `.safetensors` file.")],
@@ -37,11 +44,9 @@ def wan_causal(
 
     The file is read with `weights_only=True`, so it can't run code. Every key must be known and have the right shape.
     """
-    for path in (checkpoint, lora):
-        if path is not None and not path.is_file():
-            raise typer.BadParameter(f"{path} is not a file")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise typer.BadParameter(f"{output} exists; choose another folder or remove it")
+    _check_paths(checkpoint, output)
+    if lora is not None and not lora.is_file():
+        raise typer.BadParameter(f"{lora} is not a file")
 
     from vidgen.models.convert_wan import convert_wan_causal
     from vidgen.runtime.device import select_dtype
@@ -57,3 +62,47 @@ def wan_causal(
         dtype=None if dtype is None else select_dtype(dtype),
     )
     print(report)
+
+
+@app.command()
+def live(
+    checkpoint: Annotated[Path, typer.Argument(metavar="IN.ckpt", help="A Lightning checkpoint of the release.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to make; must not exist, or be empty.")],
+    base_config: Annotated[
+        str, typer.Option(metavar="NAME", help="Model size which the file must fit.")
+    ] = "live-re10k",
+    forcing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="live, diffusion_forcing or teacher_forcing. Default: known for released files."
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: as stored.")] = None,
+) -> None:
+    """Convert a LIVE, DF or TF world model of the LIVE release to a `WorldDiT` folder.
+
+    Only the weights are read; pickled objects beside them can't run code. Every key must be known and have the right
+    shape.
+    """
+    _check_paths(checkpoint, output)
+
+    from vidgen.models.convert_live import convert_live
+    from vidgen.runtime.device import select_dtype
+
+    target = None if dtype is None else select_dtype(dtype)
+    print(convert_live(checkpoint, output, base_config=base_config, forcing=forcing, dtype=target))
+
+
+@app.command("live-vae")
+def live_vae(
+    checkpoint: Annotated[Path, typer.Argument(metavar="IN.ckpt", help="The KL-16 autoencoder of the release.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder to make; must not exist, or be empty.")],
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: as stored.")] = None,
+) -> None:
+    """Convert the KL-16 autoencoder of LIVE (and MAR) to a diffusers `AutoencoderKL` folder."""
+    _check_paths(checkpoint, output)
+
+    from vidgen.models.convert_live import convert_kl16
+    from vidgen.runtime.device import select_dtype
+
+    print(convert_kl16(checkpoint, output, dtype=None if dtype is None else select_dtype(dtype)))

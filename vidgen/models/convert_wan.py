@@ -104,7 +104,7 @@ def _rename(names: Iterable[str], model_names: dict[str, str], block_names: dict
         else:
             unknown.append(name)
     if unknown:
-        raise CheckpointError(f"{len(unknown)} names are not of a text-to-video Wan: {_shown(unknown)}")
+        raise CheckpointError(f"{len(unknown)} names are not of a text-to-video Wan: {shown_names(unknown)}")
     return renamed
 
 
@@ -131,7 +131,8 @@ def diffusers_to_original(state: Mapping[str, torch.Tensor]) -> StateDict:
     return {new: state[old] for old, new in _rename(state, model_names, block_names).items()}
 
 
-def _shown(names: Iterable[str]) -> str:
+def shown_names(names: Iterable[str]) -> str:
+    """The first few of many names, for an error message."""
     names = list(names)
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     return ", ".join(names[:SHOWN_NAMES]) + more
@@ -179,7 +180,7 @@ def _choose(content: Mapping[str, Any], weights: str | None, nests: tuple[str, .
     """The state dict to take from a file, and the name it had there (`"state_dict"` when it wasn't nested)."""
     present = [name for name in nests if isinstance(content.get(name), Mapping)]
     if weights is not None and weights not in present:
-        has = f"it holds {', '.join(map(repr, present))}" if present else f"it holds {_shown(map(str, content))}"
+        has = f"it holds {', '.join(map(repr, present))}" if present else f"it holds {shown_names(map(str, content))}"
         raise CheckpointError(f"{path} has no weights {weights!r}; {has}. Leave weights unset to take what is there.")
     chosen = weights or (present[0] if present else "state_dict")
     state = content if chosen == "state_dict" else content[chosen]
@@ -187,7 +188,7 @@ def _choose(content: Mapping[str, Any], weights: str | None, nests: tuple[str, .
     if others or not state:
         raise CheckpointError(
             f"{path} holds no tensors under {', '.join(map(repr, nests))} and is no state dict itself: "
-            f"it has {_shown(others) or 'nothing'}."
+            f"it has {shown_names(others) or 'nothing'}."
         )
     return chosen, dict(state)
 
@@ -253,8 +254,8 @@ def _check_sizes(state: StateDict, model: CausalWanTransformer3DModel, path: Any
     if differing and blocks:
         raise CheckpointError(f"{path} doesn't fit base_config: {'; '.join(differing)}.")
     if missing or unexpected:
-        parts = [f"{len(missing)} missing: {_shown(missing)}"] if missing else []
-        parts += [f"{len(unexpected)} unexpected: {_shown(unexpected)}"] if unexpected else []
+        parts = [f"{len(missing)} missing: {shown_names(missing)}"] if missing else []
+        parts += [f"{len(unexpected)} unexpected: {shown_names(unexpected)}"] if unexpected else []
         raise CheckpointError(f"{path} doesn't hold exactly the tensors of this Wan. {'; '.join(parts)}.")
     for name, tensor in state.items():
         if tensor.shape != expected_state[name].shape:
@@ -287,7 +288,7 @@ def _load_lora(path: str | os.PathLike, scale: float) -> StateDict:
     incomplete = [module for module, pair in pairs.items() if not {"A", "B"} <= set(pair)]
     if unknown or incomplete:
         raise CheckpointError(
-            f"{path} is not a plain LoRA: {_shown(unknown or incomplete)} "
+            f"{path} is not a plain LoRA: {shown_names(unknown or incomplete)} "
             f"{'can not be used' if unknown else 'has only one of its two factors'}."
         )
     factors = {}
@@ -360,6 +361,25 @@ class ConversionReport:
         ]
         lines += [f"  {name}  {file['size']:,} bytes  sha256 {file['sha256']}" for name, file in self.files.items()]
         return "\n".join(lines)
+
+
+def require_free_folder(output_dir: str | os.PathLike) -> Path:
+    """The path of a folder that doesn't exist or is empty; raises [`CheckpointError`] for any other."""
+    output_dir = Path(output_dir)
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise CheckpointError(f"{output_dir} exists; choose another folder or remove it.")
+    return output_dir
+
+
+def file_digests(path: Path) -> dict[str, dict[str, Any]]:
+    """`size` in bytes and `sha256` of a file, or of every file in a folder by its path inside."""
+    folder, files = (path, sorted(path.rglob("*"))) if path.is_dir() else (path.parent, [path])
+    digests = {}
+    for file in filter(Path.is_file, files):
+        with open(file, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digests[file.relative_to(folder).as_posix()] = {"size": file.stat().st_size, "sha256": digest}
+    return digests
 
 
 def _read_transformer(
@@ -456,9 +476,7 @@ def convert_wan_causal(
     Raises:
         CheckpointError: when the output exists, or the files are damaged or don't fit.
     """
-    output_dir = Path(output_dir)
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise CheckpointError(f"{output_dir} exists; choose another folder or remove it.")
+    output_dir = require_free_folder(output_dir)
     model, chosen, adapter = _read_transformer(source, base_config, weights, lora, lora_scale, merge_lora, dtype)
     with atomic_directory(output_dir) as folder:
         model.save_pretrained(folder)
@@ -468,11 +486,7 @@ def convert_wan_causal(
                 folder / LORA_FILE,
                 metadata={"format": "pt"},
             )
-        files = {}
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            with open(file, "rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            files[file.relative_to(folder).as_posix()] = {"size": file.stat().st_size, "sha256": digest}
+        files = file_digests(folder)
     parameters = list(model.parameters())
     return ConversionReport(
         source=str(source),
