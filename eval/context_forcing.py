@@ -227,10 +227,15 @@ def sample_teacher(
     return torch.cat(chunks, dim=2)
 
 
-def calibrate_tau(teacher: CausalWanTransformer3DModel, world: RoomsWorld | PanoramaWorld, seed: int) -> float:
-    """The similarity that half of the chunks of true videos fall below: cuts and stays are equally frequent."""
+def calibrate_tau(
+    teacher: CausalWanTransformer3DModel,
+    world: RoomsWorld | PanoramaWorld,
+    seed: int,
+    slow_fast: SlowFastMemoryConfig = MEMORY,
+) -> float:
+    """The similarity that half of the judged chunks of true videos fall below: news and stays are equally frequent."""
     videos = world.sample(16, 60, generator_for(seed, 4))
-    memory = SlowFastMemory(dataclasses.replace(MEMORY, tau=-1.0), num_frames_per_block=CHUNK)
+    memory = SlowFastMemory(dataclasses.replace(slow_fast, tau=-1.0), num_frames_per_block=CHUNK)
     conditions = conditions_of(videos.conditions)
     for start in range(0, 60, CHUNK):
         told = conditions.channels_at(torch.arange(start, start + CHUNK))
@@ -316,7 +321,9 @@ def panorama(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
     plain = train_teacher(
         work / "panorama_teacher_without_recycling", "panorama", MEMORY, sizes.panorama_steps, sizes, seed, False
     )
-    slow_fast = dataclasses.replace(MEMORY, tau=calibrate_tau(teacher, world, seed))
+    # The camera moves every two frames, so at every second chunk's beginning: judged there, a stay is a stay.
+    every_second = dataclasses.replace(MEMORY, interval=2)
+    slow_fast = dataclasses.replace(every_second, tau=calibrate_tau(teacher, world, seed, every_second))
     scripts = {"sweep": world.sweep_path(36, 6, 36), "long pause": world.sweep_path(36, 60, 36)}
     results: dict[str, Any] = {"tau": slow_fast.tau}
     for script, path in scripts.items():
