@@ -109,9 +109,9 @@ def load_lightning_checkpoint(path: str | os.PathLike) -> StateDict:
         with safe_globals(placeholders):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        # torch puts advice to load without this protection in front of what it found, with or without a mark between.
-        found = str(error).rpartition("WeightsUnpickler error: ")[2].rpartition("from a trusted source.")[2].split("\n")
-        reason = next((line.strip() for line in found if line.strip()), type(error).__name__)
+        # torch puts advice to load without this protection in front of what it found.
+        found = str(error).rpartition("WeightsUnpickler error: ")[2].rpartition("from a trusted source.")[2]
+        reason = next((line.strip() for line in found.splitlines() if line.strip()), type(error).__name__)
         raise CheckpointError(f"{path} is damaged or no checkpoint of torch.save ({reason})") from error
     if isinstance(content, Mapping):
         for nest in ("state_dict", "model"):
