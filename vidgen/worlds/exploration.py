@@ -16,16 +16,18 @@ from vidgen.runtime.errors import ConfigError, VidgenError
 
 # Each command: what it is for, how often it is drawn, and (forward, left, turn left) in units of walk and turn.
 COMMANDS: tuple[tuple[str, float, tuple[float, float, float]], ...] = (
-    ("forward", 0.44, (1.0, 0.0, 0.0)),
-    ("forward, turn left", 0.13, (1.0, 0.0, 1.0)),
-    ("forward, turn right", 0.13, (1.0, 0.0, -1.0)),
-    ("turn left", 0.1, (0.0, 0.0, 1.0)),
-    ("turn right", 0.1, (0.0, 0.0, -1.0)),
-    ("back", 0.05, (-1.0, 0.0, 0.0)),
-    ("left", 0.025, (0.0, 1.0, 0.0)),
-    ("right", 0.025, (0.0, -1.0, 0.0)),
+    ("forward", 0.6, (1.0, 0.0, 0.0)),
+    ("forward, turn left", 0.1, (1.0, 0.0, 1.0)),
+    ("forward, turn right", 0.1, (1.0, 0.0, -1.0)),
+    ("turn left", 0.06, (0.0, 0.0, 1.0)),
+    ("turn right", 0.06, (0.0, 0.0, -1.0)),
+    ("back", 0.04, (-1.0, 0.0, 0.0)),
+    ("left", 0.02, (0.0, 1.0, 0.0)),
+    ("right", 0.02, (0.0, -1.0, 0.0)),
 )
 _PROBABILITIES = [share for _, share, _ in COMMANDS]
+# Where a body that is stopped looks for a way, and how many strides ahead.
+_DIRECTIONS, _FARTHEST = 12, 8
 _MOTIONS = np.array([motion for _, _, motion in COMMANDS])
 
 
@@ -127,20 +129,50 @@ def explore(
     poses = np.empty((num_frames, 3))
     poses[0] = pose = motion.rounded(np.asarray(first, np.float64))
     scale = np.array([motion.walk, motion.walk, motion.turn])
-    command = int(generator.choice(len(COMMANDS), p=_PROBABILITIES))
+    command, turns_left = int(generator.choice(len(COMMANDS), p=_PROBABILITIES)), 0
     for frame in range(1, num_frames):
-        if generator.random() < 1 / motion.hold:
-            command = int(generator.choice(len(COMMANDS), p=_PROBABILITIES))
-        delta = _MOTIONS[command] * scale
+        if turns_left:
+            delta = np.array([0.0, 0.0, math.copysign(motion.turn, turns_left)])
+            turns_left -= 1 if turns_left > 0 else -1
+        else:
+            if generator.random() < 1 / motion.hold:
+                command = int(generator.choice(len(COMMANDS), p=_PROBABILITIES))
+            delta = _MOTIONS[command] * scale
         if motion.jitter:
             delta = delta * (1 + motion.jitter * generator.standard_normal(3))
         target = motion.rounded(step_planar(pose, delta))
         way = target[:2] - pose[:2]
         length = math.hypot(*way)
-        beyond = target[:2] + way * (motion.clearance / length if _MOTIONS[command][0] > 0 and length else 0.0)
+        beyond = target[:2] + way * (motion.clearance / length if delta[0] > 0 and length else 0.0)
         if length and not is_free(pose[:2], beyond):
-            # It turns on the spot until it can go on; which way stays the same while the command is held.
-            turning = _MOTIONS[command][2] or (1.0 if command % 2 else -1.0)
-            target = motion.rounded(pose + np.array([0.0, 0.0, turning * motion.turn]))
+            target = pose
+            turns_left = _turns_to_open_space(is_free, pose, motion, generator)
+            command = 0
         poses[frame] = pose = target
     return poses
+
+
+def _turns_to_open_space(
+    is_free: Callable[[np.ndarray, np.ndarray], bool],
+    pose: np.ndarray,
+    motion: MotionStatistics,
+    generator: np.random.Generator,
+) -> int:
+    """How often to turn on the spot, to the left or (negative) right: the farther one can go, the likelier.
+
+    Turning at random would keep a body in a corner for long, and hardly ever lead it through a door.
+    """
+    if not motion.turn:
+        return 0
+    stride = max(motion.clearance, motion.walk)
+    turns = np.round(np.linspace(-math.pi, math.pi, _DIRECTIONS, endpoint=False) / motion.turn).astype(int)
+    reach = np.zeros(_DIRECTIONS)
+    for index, heading in enumerate(pose[2] + turns * motion.turn):
+        ahead = stride * np.array([math.cos(heading), math.sin(heading)])
+        place = pose[:2]
+        while reach[index] < _FARTHEST and is_free(place, place + ahead):
+            place = place + ahead
+            reach[index] += 1
+    if not reach.any():
+        return int(generator.choice(turns))
+    return int(generator.choice(turns, p=reach**3 / (reach**3).sum()))
