@@ -1,6 +1,7 @@
 """Data sources with a known truth.
 
-`vidgen.worlds.code_worlds` is imported by its own name: it needs torch, which a process that only renders does not.
+Worlds that need torch, which a process that only draws landscapes does not, are imported by their own names:
+`code_worlds`, and those with controls, `panorama`, `room` and `vizdoom_world`.
 """
 
 from vidgen.worlds.landscape import (
