@@ -428,6 +428,8 @@ def rooms_verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "recall beyond the window": recall,
         "recall above what two videos agree on": remembered,
         "world leaks (C > 0.45), comparison void": recall["C"] > LEAKY_WORLD,
+        "A - B >= 0.20": recall["A"] - recall["B"] >= 0.20,
+        "A - C >= 0.25": recall["A"] - recall["C"] >= 0.25,
         "A - B >= 0.20, above agreement": remembered["A"] - remembered["B"] >= 0.20,
         "A - C >= 0.25, above agreement": remembered["A"] - remembered["C"] >= 0.25,
         "validity of A within 20 % of B": quality["A"] <= 1.2 * quality["B"],
