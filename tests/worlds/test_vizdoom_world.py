@@ -80,6 +80,13 @@ def test_turning_left_moves_the_picture_to_the_right(world, scene):
     assert 2 <= min(errors, key=errors.get) <= 6
 
 
+def test_a_small_frame_is_the_mean_of_a_large_one(world, scene):
+    poses = world.explore(scene, 3, seed=6)
+    with VizDoomWorld(size=192) as large:
+        pictures = large.render(large.scene(0), poses).reshape(3, 64, 3, 64, 3, 3)
+    assert np.abs(pictures.mean(axis=(2, 4)) - world.render(scene, poses)).max() <= 0.5
+
+
 def test_bad_input_is_refused(world, scene):
     with pytest.raises(ConfigError, match="size=50; allowed: 24, 32, 48, 64, 96, 192, nearest: 48"):
         VizDoomWorld(size=50)

@@ -63,6 +63,11 @@ def split_cameras(cameras: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return cameras[..., :4], matrix[..., :3], matrix[..., 3]
 
 
+def precise(controls: Tensor) -> Tensor:
+    """The controls in float64: on the CPU if their device is MPS, which has none."""
+    return (controls.cpu() if controls.device.type == "mps" else controls).double()
+
+
 def join_cameras(intrinsics: Tensor, rotation: Tensor, translation: Tensor) -> Tensor:
     """The inverse of `split_cameras`.
 
@@ -112,10 +117,10 @@ def check_cameras(cameras: Tensor, walks_forward: bool = False) -> None:
         CameraError: A number that is not finite, a focal length of zero, no rotation, or the wrong direction.
     """
     CAMERA_SPEC.check(cameras)
-    intrinsics, rotation, translation = (part.double() for part in split_cameras(cameras))
+    intrinsics, rotation, translation = split_cameras(precise(cameras))
     if (intrinsics[..., :2] <= 0).any():
         raise CameraError("A focal length is 0; allowed: > 0, in image widths and heights.")
-    identity = torch.eye(3, dtype=torch.float64, device=cameras.device)
+    identity = torch.eye(3, dtype=torch.float64, device=rotation.device)
     error = (rotation @ rotation.mT - identity).abs().amax(dim=(-1, -2))
     if error.max() > ORTHONORMAL_TOLERANCE:
         frame = (error > ORTHONORMAL_TOLERANCE).nonzero()[0, -1].item()
@@ -145,7 +150,7 @@ def look_ahead(cameras: Tensor) -> float:
     Returns:
         -1 to 1, weighted by the length of the steps; 0 if it stands still.
     """
-    _, rotation, translation = (part.double() for part in split_cameras(cameras))
+    _, rotation, translation = split_cameras(precise(cameras))
     steps = camera_centers(rotation, translation).diff(dim=-2)
     along = (steps * rotation[..., :-1, 2, :]).sum()
     return float(along / steps.norm(dim=-1).sum().clamp(min=1e-12))
@@ -173,11 +178,11 @@ def normalize_to_first(cameras: Tensor) -> Tensor:
     Returns:
         The same shape and dtype; the first camera is [1 | 0].
     """
-    intrinsics, rotation, translation = (part.double() for part in split_cameras(cameras))
+    intrinsics, rotation, translation = split_cameras(precise(cameras))
     # x_k = R_k x + t_k and x = R_0' (x_0 - t_0).
     relative = rotation @ rotation[..., :1, :, :].mT
     shift = translation - (relative @ translation[..., :1, :, None])[..., 0]
-    return join_cameras(intrinsics, relative, shift).to(cameras.dtype)
+    return join_cameras(intrinsics, relative, shift).to(cameras)
 
 
 def plucker_rays(cameras: Tensor, height: int, width: int) -> Tensor:
@@ -191,17 +196,17 @@ def plucker_rays(cameras: Tensor, height: int, width: int) -> Tensor:
     Returns:
         `(..., 6, height, width)` in the dtype of `cameras`: first d, then o x d.
     """
-    intrinsics, rotation, translation = (part.double() for part in split_cameras(cameras))
+    intrinsics, rotation, translation = split_cameras(precise(cameras))
     fx, fy, px, py = (part[..., None, None] for part in intrinsics.unbind(-1))  # (..., 1, 1)
-    rows = (torch.arange(height, dtype=torch.float64, device=cameras.device)[:, None] + 0.5) / height
-    across = (torch.arange(width, dtype=torch.float64, device=cameras.device) + 0.5) / width
+    rows = (torch.arange(height, dtype=torch.float64, device=rotation.device)[:, None] + 0.5) / height
+    across = (torch.arange(width, dtype=torch.float64, device=rotation.device) + 0.5) / width
     x, y = torch.broadcast_tensors((across - px) / fx, (rows - py) / fy)
     in_camera = torch.stack([x, y, torch.ones_like(x)], dim=-1)  # (..., height, width, 3)
     direction = in_camera @ rotation[..., None, :, :]  # a row times R is R' times the column
     direction = direction / direction.norm(dim=-1, keepdim=True)
     origin = camera_centers(rotation, translation)[..., None, None, :]
     moment = torch.linalg.cross(origin.expand_as(direction), direction)
-    return torch.cat([direction, moment], dim=-1).movedim(-1, -3).to(cameras.dtype)
+    return torch.cat([direction, moment], dim=-1).movedim(-1, -3).to(cameras)
 
 
 def mirror_cameras(cameras: Tensor) -> Tensor:

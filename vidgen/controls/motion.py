@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vidgen.controls.action_spec import ActionColumn, ActionSpec, ControlShapeError
-from vidgen.controls.cameras import camera_centers, join_cameras, split_cameras
+from vidgen.controls.cameras import camera_centers, join_cameras, precise, split_cameras
 
 CAMERA_DELTA_SPEC = ActionSpec(
     (
@@ -97,13 +97,13 @@ def camera_deltas(cameras: Tensor) -> Tensor:
         `(..., frames, 6)`: translation to the right, down and forward, and the rotation vector about these axes in
         radians; row 0 is zero.
     """
-    _, rotation, translation = (part.double() for part in split_cameras(cameras))
+    _, rotation, translation = split_cameras(precise(cameras))
     before = rotation[..., :-1, :, :]
     turn = _rotation_vector(before @ rotation[..., 1:, :, :].mT)
     steps = camera_centers(rotation, translation).diff(dim=-2)[..., None]
     halfway = (_rotation(-turn / 2) @ before @ steps)[..., 0]
     deltas = torch.cat([halfway, turn], dim=-1)
-    return torch.cat([torch.zeros_like(deltas[..., :1, :]), deltas], dim=-2).to(cameras.dtype)
+    return torch.cat([torch.zeros_like(deltas[..., :1, :]), deltas], dim=-2).to(cameras)
 
 
 def integrate_cameras(first: Tensor, deltas: Tensor) -> Tensor:
@@ -120,15 +120,15 @@ def integrate_cameras(first: Tensor, deltas: Tensor) -> Tensor:
         ControlShapeError: Not six columns.
     """
     _check_columns(deltas, 6, ", ".join(CAMERA_DELTA_SPEC.names))
-    intrinsics, rotation, translation = (part.double() for part in split_cameras(first))
+    intrinsics, rotation, translation = split_cameras(precise(first))
     to_world, center = rotation.mT, camera_centers(rotation, translation)
     cameras = [first]
-    for step in deltas[..., 1:, :].double().unbind(-2):
+    for step in precise(deltas[..., 1:, :]).unbind(-2):
         half = _rotation(step[..., 3:] / 2)
         center = center + (to_world @ half @ step[..., :3, None])[..., 0]
         to_world = to_world @ half @ half
         translation = -(to_world.mT @ center[..., None])[..., 0]
-        cameras.append(join_cameras(intrinsics, to_world.mT, translation).to(first.dtype))
+        cameras.append(join_cameras(intrinsics, to_world.mT, translation).to(first))
     return torch.stack(cameras, dim=-2)
 
 

@@ -228,13 +228,20 @@ class VizDoomWorld:
                 "of 2 pi / 256 = 0.0245 radians."
             )
         frames = np.empty((len(poses), self.size, self.size, 3), np.uint8)
+        edge = (PICTURE_WIDTH - PICTURE_HEIGHT) // 2
         for frame, ((x, y), turn) in enumerate(zip(poses[:, :2].astype(int), np.round(turns).astype(int) % 256)):
             picture = self._look(int(x), int(y), float(turn) * 360 / 256)
-            pixels = PICTURE_HEIGHT // self.size
-            edge = (PICTURE_WIDTH - PICTURE_HEIGHT) // 2
-            cells = picture[:, edge : edge + PICTURE_HEIGHT].reshape(self.size, pixels, self.size, pixels, 3)
-            frames[frame] = np.round(cells.mean(axis=(1, 3)))
+            frames[frame] = self._average(picture[:, edge : edge + PICTURE_HEIGHT])
         return frames
+
+    def _average(self, picture: np.ndarray) -> np.ndarray:
+        """Rounded means over squares of pixels; summed slice by slice, which is much faster than over two axes."""
+        pixels = PICTURE_HEIGHT // self.size
+        total = np.full((self.size, self.size, 3), pixels**2 // 2, np.uint16)
+        for row in range(pixels):
+            for column in range(pixels):
+                total += picture[row::pixels, column::pixels]
+        return total // pixels**2
 
     def _look(self, x: int, y: int, degrees: float) -> np.ndarray:
         game = self._game
