@@ -261,10 +261,10 @@ def score(latents: torch.Tensor, places: torch.Tensor, world: str) -> dict[str, 
 # --- parts -------------------------------------------------------------------------------------------------------
 
 
-def beyond_window(measured: dict[str, Any], low: int = 15) -> float:
-    """Recall over absences longer than every frame a window of the memory's fast part could hold."""
+def beyond_window(measured: dict[str, Any]) -> float:
+    """Recall over absences longer than a window of as many slots as the memory's reaches back."""
     recall = RecallByGap(torch.tensor(measured["hits"]), torch.tensor(measured["counts"]))
-    return recall.rate(low, len(measured["counts"]) - 1)
+    return recall.rate(MEMORY.sink + MEMORY.slow + MEMORY.fast - CHUNK, len(measured["counts"]) - 1)
 
 
 def rooms(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
@@ -402,11 +402,12 @@ def arms_table(runs: list[dict[str, Any]], world: str) -> str:
     lines = [
         "| arm | "
         + " | ".join(f"recall, {name} frames" for name in bins)
-        + " | two videos agree | validity | ECL, s |"
+        + " | recall beyond the window | two videos agree | validity | ECL, s |"
     ]
-    lines.append("|---" * (len(bins) + 4) + "|")
+    lines.append("|---" * (len(bins) + 5) + "|")
     for arm in runs[0]:
         cells = [spread([run[arm]["recall"][name] for run in runs]) for name in bins]
+        cells.append(spread([beyond_window(run[arm]) for run in runs]))
         cells += [spread([run[arm][key] for run in runs]) for key in ("agreement", "validity", "ecl_seconds")]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -26,7 +26,8 @@ from vidgen.forcing.live import (
     target_frames,
     window_mask,
 )
-from vidgen.models.world_dit import WorldDiT, frame_attention_mask
+from vidgen.models.causal_wan import frame_attention_mask
+from vidgen.models.world_dit import WorldDiT
 from vidgen.runtime.config import load_config
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import ConfigError, VidgenError

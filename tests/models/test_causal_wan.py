@@ -16,8 +16,9 @@ from vidgen.memory import FullMemory, FullMemoryConfig, KVMemory, make_memory
 from vidgen.models.causal_wan import (
     CausalWanTransformer3DModel,
     apply_rotary_emb,
-    block_causal_mask,
-    block_causal_mask_mod,
+    block_causal_frames,
+    frame_attention_mask,
+    frame_mask_mod,
     precondition,
 )
 
@@ -136,9 +137,9 @@ def test_mask_equals_a_naive_double_loop_and_its_mask_mod(steps, tokens_per_fram
     for query in range(tokens):
         for key in range(tokens):
             naive[query, key] = frame_blocks[key // tokens_per_frame] <= frame_blocks[query // tokens_per_frame]
-    mask = block_causal_mask(frame_blocks, tokens_per_frame)
+    mask = frame_attention_mask(block_causal_frames(frame_blocks), tokens_per_frame)
     assert bool(naive.all()) if mask is None else torch.equal(mask[0, 0], naive)
-    mask_mod = block_causal_mask_mod(frame_blocks, tokens_per_frame)
+    mask_mod = frame_mask_mod(block_causal_frames(frame_blocks), tokens_per_frame)
     index = torch.arange(tokens)
     assert torch.equal(mask_mod(0, 0, index[:, None], index[None, :]), naive)
 
@@ -147,9 +148,10 @@ def test_mask_equals_a_naive_double_loop_and_its_mask_mod(steps, tokens_per_fram
 def test_flex_attention_with_the_mask_mod_equals_masked_attention():
     frame_blocks = torch.tensor([0, 0, 1, 1, 1, 2])
     query, key, value = torch.randn(3, 1, 2, 24, 16, generator=torch.Generator().manual_seed(0)).unbind()
-    flex_mask = create_block_mask(block_causal_mask_mod(frame_blocks, 4), None, None, 24, 24, device="cpu")
+    frame_mask = block_causal_frames(frame_blocks)
+    flex_mask = create_block_mask(frame_mask_mod(frame_mask, 4), None, None, 24, 24, device="cpu")
     expected = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=block_causal_mask(frame_blocks, 4)
+        query, key, value, attn_mask=frame_attention_mask(frame_mask, 4)
     )
     torch.testing.assert_close(flex_attention(query, key, value, block_mask=flex_mask), expected, atol=1e-5, rtol=1e-5)
 
@@ -500,6 +502,16 @@ def test_an_untrained_preconditioned_model_with_zero_output_gives_the_linear_gue
     velocity = model(latents, timestep, text).sample
     # -x where there is no noise, 0 half way, x at pure noise
     torch.testing.assert_close(velocity, torch.cat([-latents[:, :, :3], 0 * latents[:, :, 3:6], latents[:, :, 6:]], 2))
+
+
+def test_condition_channels_are_no_part_of_the_linear_guess():
+    model = make_model(sigma_data=1.0, in_channels=6)
+    torch.nn.init.zeros_(model.proj_out.weight)
+    torch.nn.init.zeros_(model.proj_out.bias)
+    latents, _, text = make_inputs(batch_size=1)
+    told = torch.randn(1, 2, *latents.shape[2:])
+    velocity = model(torch.cat([latents, told], dim=1), torch.tensor([1000.0]), text).sample
+    torch.testing.assert_close(velocity, latents)
 
 
 def test_preconditioned_chunks_equal_one_block_causal_forward(tmp_path):

@@ -7,7 +7,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from vidgen.memory import make_memory
-from vidgen.models.world_dit import WorldDiT, frame_attention_mask, frame_mask_mod
+from vidgen.models.causal_wan import frame_attention_mask, frame_mask_mod
+from vidgen.models.world_dit import WorldDiT
 from vidgen.runtime.errors import ConfigError, VidgenError
 
 WINDOW = 8

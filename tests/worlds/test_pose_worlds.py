@@ -13,6 +13,7 @@ from vidgen.controls import check_cameras, mirror_cameras, normalize_to_first, r
 from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.worlds.exploration import MotionStatistics, explore, step_planar
 from vidgen.worlds.panorama import PanoramaWorld
+from vidgen.worlds.planar import PlanarWorld
 from vidgen.worlds.room import BODY_RADIUS, WALL_HEIGHT, RoomWorld
 from vidgen.worlds.room_scenes import FLOOR_TEXELS, PILLAR_RADIUS, RoomScene
 from vidgen.worlds.world import World
@@ -355,3 +356,21 @@ def test_bad_poses_are_refused(room_scene):
         MotionStatistics(walk=0.1, turn=0.1, hold=0.5)
     with pytest.raises(ConfigError, match="walk=nan"):
         MotionStatistics(walk=math.nan, turn=0.1)
+
+
+def test_cameras_of_a_planar_world_stand_at_its_eye_height():
+    class Walkers(PlanarWorld):
+        motion = MotionStatistics(walk=1.0, turn=0.1, clearance=0.0)
+        focal = 0.7
+        eye_height = 41.0
+
+    cameras = Walkers("meters").cameras(np.array([[3.0, -2.0, 0.4], [0.0, 5.0, -2.0]]))
+    world_to_camera = cameras[:, 4:].unflatten(1, (3, 4))
+    rotation, translation = world_to_camera[:, :, :3], world_to_camera[:, :, 3]
+    centers = -(rotation.mT @ translation[:, :, None])[:, :, 0]
+    # Distance from the same places on the ground; which axis points up is the cameras' convention.
+    grounded = Walkers("meters")
+    grounded.eye_height = 0.0
+    world_to_camera = grounded.cameras(np.array([[3.0, -2.0, 0.4], [0.0, 5.0, -2.0]]))[:, 4:].unflatten(1, (3, 4))
+    floor = -(world_to_camera[:, :, :3].mT @ world_to_camera[:, :, 3:])[:, :, 0]
+    torch.testing.assert_close((centers - floor).norm(dim=1), torch.full((2,), 41.0, dtype=torch.float64))

@@ -68,6 +68,48 @@ def take_frames(video: torch.Tensor, frame_ids: torch.Tensor) -> torch.Tensor:
     return video.gather(2, index.expand(-1, channels, -1, height, width))
 
 
+def predict_beside_context(
+    transformer: nn.Module,
+    context: torch.Tensor,
+    context_blocks: torch.Tensor,
+    noisy: torch.Tensor,
+    sigma: torch.Tensor,
+    text: torch.Tensor,
+    channels: torch.Tensor | None,
+    target_blocks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Velocity of noisy frames in one forward beside the clean frames that they follow.
+
+    Args:
+        transformer: a `CausalWanTransformer3DModel`.
+        context: `(batch, channels, n, height, width)` clean frames.
+        context_blocks: `(n,)` block of each for the block-causal mask.
+        noisy: `(batch, channels, l, height, width)`.
+        sigma: `(batch,)` noise level of the noisy frames.
+        text: `(batch, length, text_dim)`.
+        channels: condition channels of all n + l frames, or `None`.
+        target_blocks: `(l,)` blocks of the noisy frames counted from 0; `None` puts all into one.
+
+    Returns:
+        `(batch, channels, l, height, width)`.
+    """
+    num_context, num_target = context.shape[2], noisy.shape[2]
+    if target_blocks is None:
+        target_blocks = context_blocks.new_zeros(num_target)
+    if num_context:
+        target_blocks = target_blocks + context_blocks[-1] + 1
+    frame_sigma = torch.cat([sigma.new_zeros(len(sigma), num_context), sigma[:, None].expand(-1, num_target)], 1)
+    velocity = predict_velocity(
+        transformer,
+        torch.cat([context, noisy], dim=2),
+        frame_sigma,
+        text,
+        channels,
+        frame_blocks=torch.cat([context_blocks, target_blocks]),
+    )
+    return velocity[:, :, num_context:]
+
+
 def predict_velocity(
     transformer: nn.Module,
     sample: torch.Tensor,

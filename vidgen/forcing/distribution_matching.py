@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vidgen.forcing.conditions import Conditions, predict_velocity, take_frames
+from vidgen.forcing.conditions import Conditions, predict_beside_context, take_frames
 from vidgen.forcing.diffusion_forcing import shift_sigma
 from vidgen.forcing.layouts import slot_blocks
 from vidgen.forcing.rollout import Rollout, replay, rollout
@@ -312,23 +312,20 @@ class DistributionMatchingMethod(TrainingMethod):
         context: ScoredContext,
         drop_text: bool = False,
     ) -> torch.Tensor:
-        num_context, num_target = context.latents.shape[2], noisy.shape[2]
-        # The target's frames share one noise level; the context is clean.
-        target_block = torch.zeros(num_target, dtype=torch.int64, device=noisy.device)
+        target_blocks = None
         if self.config.target_attention == "chunked":
-            target_block = torch.arange(num_target, device=noisy.device) // self.student.config.num_frames_per_block
-        if num_context:
-            target_block = target_block + context.blocks[-1] + 1
-        frame_sigma = torch.cat([sigma.new_zeros(len(sigma), num_context), sigma[:, None].expand(-1, num_target)], 1)
-        velocity = predict_velocity(
+            frames = torch.arange(noisy.shape[2], device=noisy.device)
+            target_blocks = frames // self.student.config.num_frames_per_block
+        return predict_beside_context(
             transformer,
-            torch.cat([context.latents, noisy], dim=2),
-            frame_sigma,
+            context.latents,
+            context.blocks,
+            noisy,
+            sigma,
             torch.zeros_like(context.text) if drop_text else context.text,
             context.channels,
-            frame_blocks=torch.cat([context.blocks, target_block]),
+            target_blocks,
         )
-        return velocity[:, :, num_context:]
 
     def _memory_metrics(self, video: Rollout) -> dict[str, float]:
         """How the student's memory was used; stops a run whose slow memory stays as it was first filled."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from vidgen.forcing.conditions import Conditions, predict_velocity, take_frames
+from vidgen.forcing.conditions import Conditions, predict_beside_context, predict_velocity, take_frames
 from vidgen.forcing.layouts import slot_blocks
 from vidgen.memory import SlowFastMemory
 
@@ -131,20 +131,17 @@ def _velocity_beside_memory(
     they were written beside.
     """
     frame_ids, (blocks, _) = memory.frame_ids, slot_blocks(memory)
-    batch_size, num_slots, num_past, chunk = len(past), memory.num_slots, past.shape[2], sample.shape[2]
-    own_ids = torch.arange(num_past, num_past + chunk).expand(batch_size, -1)
-    blocks = torch.cat([blocks, (blocks[-1] + 1).expand(chunk)]).to(past.device)
-    frame_sigma = sample.new_zeros(batch_size, num_slots + chunk)
-    frame_sigma[:, num_slots:] = sigma
-    velocity = predict_velocity(
+    num_past, chunk = past.shape[2], sample.shape[2]
+    own_ids = torch.arange(num_past, num_past + chunk).expand(len(past), -1)
+    return predict_beside_context(
         student,
-        torch.cat([take_frames(past, frame_ids), sample], dim=2),
-        frame_sigma,
+        take_frames(past, frame_ids),
+        blocks.to(past.device),
+        sample,
+        sample.new_full((len(past),), sigma),
         text,
         conditions.channels_at(torch.cat([frame_ids, own_ids], dim=1)),
-        frame_blocks=blocks,
     )
-    return velocity[:, :, num_slots:]
 
 
 @torch.no_grad()

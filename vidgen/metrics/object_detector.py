@@ -22,6 +22,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from vidgen.metrics.recall import sights
 from vidgen.metrics.scene_classifier import ResidualBlock
 from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
 from vidgen.runtime.device import derive_seed, generator_for
@@ -348,19 +349,11 @@ def score_object_revisits(
         raise VidgenError("other_maps is empty; without another video of the prompt there is no level of chance.")
     revisits = []
     for distance in distances:
-        before, after = round((turn - distance) * fps), round((turn + distance) * fps)
-        if before < 0 or after >= len(video_maps):
-            raise VidgenError(
-                f"A distance of {distance:g} s around the turn at {turn:g} s leaves the video of "
-                f"{len(video_maps) / fps:g} s; use at most {min(turn, (len(video_maps) - 1) / fps - turn):g} s."
-            )
+        before, later = sights(len(video_maps), fps, turn, distance, slack)
         first = video_maps[before]
         if first.max() < PRESENT:
             revisits.append(ObjectRevisit(2 * distance, None, ()))
             continue
-        reach = round(slack * fps)
-        # Never back to the turn itself, where any video agrees with what it has just shown.
-        later = slice(max(after - reach, round(turn * fps)), after + reach + 1, 2)
         match, *chance = (match_objects(first, maps[later], max_shift) for maps in (video_maps, *other_maps))
         revisits.append(ObjectRevisit(2 * distance, match, tuple(chance)))
     return revisits

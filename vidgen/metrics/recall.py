@@ -67,6 +67,30 @@ def aligned_psnr(frame: np.ndarray, candidates: np.ndarray, max_shift: int = 4, 
     return min(60.0, 10 * np.log10(255**2 / max(best, 1e-9)))
 
 
+def sights(num_frames: int, fps: float, turn: float, distance: float, slack: float) -> tuple[int, slice]:
+    """Frame of the first sight of a place, and the frames among which its second sight is looked for.
+
+    Args:
+        num_frames: of the video.
+        fps: frames per second.
+        turn: second at which the camera stands still to turn.
+        distance: seconds before and after it.
+        slack: seconds by which the second sight may come early or late; every second frame within it is tried.
+
+    Raises:
+        VidgenError: when the distance reaches beyond either end of the video.
+    """
+    first, second = round((turn - distance) * fps), round((turn + distance) * fps)
+    if first < 0 or second >= num_frames:
+        raise VidgenError(
+            f"A distance of {distance:g} s around the turn at {turn:g} s leaves the video of "
+            f"{num_frames / fps:g} s; use at most {min(turn, (num_frames - 1) / fps - turn):g} s."
+        )
+    reach = round(slack * fps)
+    # Never back to the turn itself, where any video agrees with what it has just shown.
+    return first, slice(max(second - reach, round(turn * fps)), second + reach + 1, 2)
+
+
 def score_revisits(
     video: np.ndarray,
     others: Sequence[np.ndarray],
@@ -93,15 +117,7 @@ def score_revisits(
         raise VidgenError("others is empty; without another video of the same prompt there is no level of chance.")
     revisits = []
     for distance in distances:
-        first, second = round((turn - distance) * fps), round((turn + distance) * fps)
-        if first < 0 or second >= len(video):
-            raise VidgenError(
-                f"A distance of {distance:g} s around the turn at {turn:g} s leaves the video of "
-                f"{len(video) / fps:g} s; use at most {min(turn, (len(video) - 1) / fps - turn):g} s."
-            )
-        reach = round(slack * fps)
-        # Never back to the turn itself, where any video agrees with what it has just shown.
-        window = slice(max(second - reach, round(turn * fps)), second + reach + 1, 2)
+        first, window = sights(len(video), fps, turn, distance, slack)
         chance = tuple(aligned_psnr(video[first], other[window]) for other in others)
         revisits.append(Revisit(2 * distance, aligned_psnr(video[first], video[window]), chance))
     return revisits

@@ -50,37 +50,45 @@ def apply_rotary_emb(hidden_states: torch.Tensor, rotary_emb: RotaryEmbedding) -
     return rotated.flatten(-2).type_as(hidden_states)
 
 
-def block_causal_mask_mod(frame_blocks: torch.Tensor, tokens_per_frame: int) -> MaskMod:
-    """Mask rule: a token sees every token whose frame belongs to its own or an earlier block.
+def frame_mask_mod(frame_mask: torch.Tensor, tokens_per_frame: int) -> MaskMod:
+    """Mask rule: a token sees every token of the frames that its own frame sees.
 
     Args:
-        frame_blocks: `(frames,)` int64, the non-decreasing block index of each frame.
-        tokens_per_frame: tokens of one latent frame after patching.
+        frame_mask: `(query frames, key frames)` bool.
+        tokens_per_frame: tokens of one frame after patching.
     """
 
     def mask_mod(batch, head, query_index, key_index):
-        return frame_blocks[query_index // tokens_per_frame] >= frame_blocks[key_index // tokens_per_frame]
+        return frame_mask[query_index // tokens_per_frame, key_index // tokens_per_frame]
 
     return mask_mod
 
 
-def block_causal_mask(
-    frame_blocks: torch.Tensor, tokens_per_frame: int, backend: str | None = None
+def frame_attention_mask(
+    frame_mask: torch.Tensor, tokens_per_frame: int, backend: str | None = None
 ) -> torch.Tensor | BlockMask | None:
-    """Materialize [`block_causal_mask_mod`] for an attention backend.
+    """Materialize [`frame_mask_mod`] for an attention backend.
 
     Returns:
-        A `BlockMask` for the flex backend on CUDA, else a bool mask `(1, 1, tokens, tokens)`; `None` when all frames
-        share one block, because an all-true mask would only disable the fast kernels.
+        A `BlockMask` for the flex backend on CUDA, else a bool mask `(1, 1, query tokens, key tokens)`; `None` when
+        every frame sees every other, because an all-true mask would only disable the fast kernels.
     """
-    if bool((frame_blocks == frame_blocks[0]).all()):
+    if bool(frame_mask.all()):
         return None
-    tokens = frame_blocks.shape[0] * tokens_per_frame
-    mask_mod = block_causal_mask_mod(frame_blocks, tokens_per_frame)
-    device = frame_blocks.device
+    query_tokens, key_tokens = (frames * tokens_per_frame for frames in frame_mask.shape)
+    mask_mod, device = frame_mask_mod(frame_mask, tokens_per_frame), frame_mask.device
     if backend == "flex" and device.type == "cuda":
-        return create_block_mask(mask_mod, None, None, tokens, tokens, device=device)
-    return create_mask(mask_mod, 1, 1, tokens, tokens, device=device)
+        return create_block_mask(mask_mod, None, None, query_tokens, key_tokens, device=device)
+    return create_mask(mask_mod, 1, 1, query_tokens, key_tokens, device=device)
+
+
+def block_causal_frames(frame_blocks: torch.Tensor) -> torch.Tensor:
+    """`(frames, frames)` bool: a frame sees the frames of its own and of earlier blocks.
+
+    Args:
+        frame_blocks: `(frames,)` int64, the non-decreasing block index of each frame.
+    """
+    return frame_blocks[:, None] >= frame_blocks
 
 
 class CausalWanAttnProcessor:
@@ -454,8 +462,8 @@ class CausalWanTransformer3DModel(
             if frame_blocks is None and self.config.causal:
                 frame_blocks = torch.arange(num_frames, device=device) // self.config.num_frames_per_block
             if frame_blocks is not None:
-                attention_mask = block_causal_mask(
-                    frame_blocks.to(device),
+                attention_mask = frame_attention_mask(
+                    block_causal_frames(frame_blocks.to(device)),
                     post_patch_height * post_patch_width,
                     self.blocks[0].attn1.processor._attention_backend,
                 )

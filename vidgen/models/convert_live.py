@@ -25,6 +25,7 @@ from vidgen.models.convert_wan import (
     ConversionReport,
     StateDict,
     file_digests,
+    require_exact,
     require_free_folder,
     shown_names,
 )
@@ -165,25 +166,10 @@ def _model_weights(state: Mapping[str, torch.Tensor], path: Any) -> StateDict:
     return weights
 
 
-def _check_exact(state: StateDict, model: torch.nn.Module, path: Any) -> None:
-    expected = model.state_dict()
-    missing = [name for name in expected if name not in state]
-    unexpected = [name for name in state if name not in expected]
-    if missing or unexpected:
-        parts = [f"{len(missing)} missing: {shown_names(missing)}"] if missing else []
-        parts += [f"{len(unexpected)} unexpected: {shown_names(unexpected)}"] if unexpected else []
-        raise CheckpointError(f"{path} doesn't hold exactly the tensors of this model. {'; '.join(parts)}.")
-    for name, tensor in state.items():
-        if tensor.shape != expected[name].shape:
-            raise CheckpointError(
-                f"{path}: {name} has shape {tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}."
-            )
-
-
 def _write(
     model: torch.nn.Module, state: StateDict, source: Any, output_dir: Path, dtype: torch.dtype | None
 ) -> ConversionReport:
-    _check_exact(state, model, source)
+    require_exact(state, model.state_dict(), source)
     state = {name: tensor.to(dtype or tensor.dtype).contiguous() for name, tensor in state.items()}
     model.load_state_dict(state, strict=True, assign=True)
     with atomic_directory(output_dir) as folder:

@@ -248,20 +248,28 @@ def _check_sizes(state: StateDict, model: CausalWanTransformer3DModel, path: Any
         if value is not None and value != expected[name]
     ]
     expected_state = diffusers_to_original(model.state_dict())
-    missing = [name for name in expected_state if name not in state]
-    unexpected = [name for name in state if name not in expected_state]
     # A file of something else entirely has no blocks; its names then say more than its sizes.
     if differing and blocks:
         raise CheckpointError(f"{path} doesn't fit base_config: {'; '.join(differing)}.")
+    require_exact(state, expected_state, path)
+
+
+def require_exact(state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], path: Any) -> None:
+    """Whether a file holds the tensors of a model, no more and no less, in its shapes.
+
+    Raises:
+        CheckpointError: otherwise; it names the first ones.
+    """
+    missing = [name for name in expected if name not in state]
+    unexpected = [name for name in state if name not in expected]
     if missing or unexpected:
         parts = [f"{len(missing)} missing: {shown_names(missing)}"] if missing else []
         parts += [f"{len(unexpected)} unexpected: {shown_names(unexpected)}"] if unexpected else []
-        raise CheckpointError(f"{path} doesn't hold exactly the tensors of this Wan. {'; '.join(parts)}.")
+        raise CheckpointError(f"{path} doesn't hold exactly the tensors of this model. {'; '.join(parts)}.")
     for name, tensor in state.items():
-        if tensor.shape != expected_state[name].shape:
+        if tensor.shape != expected[name].shape:
             raise CheckpointError(
-                f"{path}: {name} has shape {tuple(tensor.shape)}, "
-                f"base_config needs {tuple(expected_state[name].shape)}."
+                f"{path}: {name} has shape {tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}."
             )
 
 

@@ -23,43 +23,11 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils import BaseOutput
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from vidgen.memory.kv_memory import KVMemory
-from vidgen.models.causal_wan import MaskMod, RotaryEmbedding, apply_rotary_emb
+from vidgen.models.causal_wan import RotaryEmbedding, apply_rotary_emb, frame_attention_mask
 from vidgen.runtime.errors import ConfigError, VidgenError
-
-
-def frame_mask_mod(frame_mask: torch.Tensor, tokens_per_frame: int) -> MaskMod:
-    """Mask rule: a token sees every token of the frames that its own frame sees.
-
-    Args:
-        frame_mask: `(query frames, key frames)` bool.
-        tokens_per_frame: tokens of one frame after patching.
-    """
-
-    def mask_mod(batch, head, query_index, key_index):
-        return frame_mask[query_index // tokens_per_frame, key_index // tokens_per_frame]
-
-    return mask_mod
-
-
-def frame_attention_mask(
-    frame_mask: torch.Tensor, tokens_per_frame: int, backend: str | None = None
-) -> torch.Tensor | BlockMask | None:
-    """Materialize [`frame_mask_mod`] for an attention backend.
-
-    Returns:
-        A `BlockMask` for the flex backend on CUDA, else a bool mask `(1, 1, query tokens, key tokens)`; `None` when
-        every frame sees every other, because an all-true mask would only disable the fast kernels.
-    """
-    if bool(frame_mask.all()):
-        return None
-    query_tokens, key_tokens = (frames * tokens_per_frame for frames in frame_mask.shape)
-    mask_mod, device = frame_mask_mod(frame_mask, tokens_per_frame), frame_mask.device
-    if backend == "flex" and device.type == "cuda":
-        return create_block_mask(mask_mod, None, None, query_tokens, key_tokens, device=device)
-    return create_mask(mask_mod, 1, 1, query_tokens, key_tokens, device=device)
 
 
 class WorldDiTAttnProcessor:

@@ -14,20 +14,10 @@ import math
 from functools import lru_cache
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from vidgen.controls import (
-    CAMERA_SPEC,
-    DeltaControls,
-    PoseControls,
-    integrate_planar,
-    planar_delta_spec,
-    planar_deltas,
-    walking_cameras,
-)
 from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.worlds.exploration import MotionStatistics, explore, places_between
+from vidgen.worlds.planar import PlanarWorld, check_poses
 from vidgen.worlds.room_scenes import (
     EAST,
     FACE_TEXELS,
@@ -49,7 +39,7 @@ _PIXELS_AT_ONCE = 16 * 64 * 64
 _DARKEST = 0.3
 
 
-class RoomWorld:
+class RoomWorld(PlanarWorld):
     """Textured rooms on a grid, seen by a level camera at half the height of the walls.
 
     A pose is (x, y, heading): cells and radians, counterclockwise from x to y.
@@ -83,17 +73,7 @@ class RoomWorld:
             raise ConfigError(f"rooms={rooms}; allowed: 1 to 6 along x and y.")
         self.size, self.rooms = size, rooms
         self.focal = 0.5 / math.tan(math.radians(field_of_view) / 2)
-        self.pose_controls = PoseControls(CAMERA_SPEC)
-        walk, turn = self.motion.walk, self.motion.turn
-        choices = {
-            "forward": {"forward": walk},
-            "back": {"forward": -walk},
-            "left": {"left": walk},
-            "right": {"left": -walk},
-            "turn left": {"turn left": turn},
-            "turn right": {"turn left": -turn},
-        }
-        self.delta_controls = DeltaControls(planar_delta_spec("cells", **choices))
+        super().__init__("cells")
 
     def scene(self, seed: int) -> RoomScene:
         """The scene of a seed."""
@@ -148,40 +128,6 @@ class RoomWorld:
         first = np.array([*place, generator.uniform(-math.pi, math.pi)])
         return explore(lambda here, there: self.is_free(scene, here, there), first, num_frames, motion, generator)
 
-    def cameras(self, poses: np.ndarray) -> Tensor:
-        """Absolute poses as controls.
-
-        Args:
-            poses: `(..., 3)`.
-
-        Returns:
-            float64 `(..., 16)`, see `vidgen.controls.cameras`.
-        """
-        return walking_cameras(torch.from_numpy(np.asarray(poses, np.float64)), self.focal)
-
-    def deltas(self, poses: np.ndarray) -> Tensor:
-        """Recorded motion as controls.
-
-        Args:
-            poses: `(..., frames, 3)`.
-
-        Returns:
-            float64 `(..., frames, 3)`: forward, left, turn left.
-        """
-        return planar_deltas(torch.from_numpy(np.asarray(poses, np.float64)))
-
-    def integrate(self, first: np.ndarray, deltas: Tensor) -> np.ndarray:
-        """The inverse of `deltas`, through walls.
-
-        Args:
-            first: `(..., 3)`, the pose at frame 0.
-            deltas: `(..., frames, 3)`; row 0 is not used.
-
-        Returns:
-            float64 `(..., frames, 3)`.
-        """
-        return integrate_planar(torch.from_numpy(np.asarray(first, np.float64)), deltas.double()).numpy()
-
     def render(self, scene: RoomScene, poses: np.ndarray) -> np.ndarray:
         """What is seen at each pose.
 
@@ -195,11 +141,7 @@ class RoomWorld:
         Raises:
             VidgenError: Poses of another shape, not finite, outside the map or inside a wall.
         """
-        poses = np.asarray(poses, np.float64)
-        if poses.ndim != 2 or poses.shape[1] != 3 or not np.isfinite(poses).all():
-            raise VidgenError(
-                f"poses have shape {poses.shape}; allowed: finite (frames, 3): x, y, heading in radians."
-            )
+        poses = check_poses(poses)
         rows, columns = scene.solid.shape
         cells = np.floor(poses[:, :2]).astype(int)
         inside = ((cells >= 0) & (cells < (columns, rows))).all(axis=1)

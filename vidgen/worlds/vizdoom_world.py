@@ -21,27 +21,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from vidgen.controls import (
-    CAMERA_SPEC,
-    DeltaControls,
-    PoseControls,
-    integrate_planar,
-    planar_delta_spec,
-    planar_deltas,
-    walking_cameras,
-)
 from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.worlds.exploration import MotionStatistics, explore, places_between
+from vidgen.worlds.planar import PlanarWorld, check_poses
 
 # The engine draws 192 x 256 pixels with 90 degrees from left to right; the square in the middle is averaged down.
 PICTURE_HEIGHT, PICTURE_WIDTH = 192, 256
 SIZES = (24, 32, 48, 64, 96, 192)
-FOCAL = 0.5 * PICTURE_WIDTH / PICTURE_HEIGHT
 TURN_UNIT = 2 * math.pi / 256
-EYE_HEIGHT = 41.0
 # Doomguy's radius is 16 map units.
 BODY_RADIUS = 20.0
 WARM_UP_TICS = 10
@@ -61,7 +50,7 @@ class VizDoomScene:
     walls: np.ndarray
 
 
-class VizDoomWorld:
+class VizDoomWorld(PlanarWorld):
     """The maze "my way home" of ViZDoom, at poses of one's choice.
 
     A pose is (x, y, heading): whole map units, and radians in multiples of 2 pi / 256, counterclockwise from x to y.
@@ -78,6 +67,8 @@ class VizDoomWorld:
     name = "vizdoom:my_way_home"
     version = 1
     scenario = "my_way_home"
+    focal = 0.5 * PICTURE_WIDTH / PICTURE_HEIGHT
+    eye_height = 41.0
     motion = MotionStatistics(walk=12.0, turn=4 * TURN_UNIT, clearance=48.0, position_grid=1.0, turn_grid=TURN_UNIT)
 
     def __init__(self, size: int = 64) -> None:
@@ -85,17 +76,7 @@ class VizDoomWorld:
             nearest = min(SIZES, key=lambda allowed: abs(allowed - size))
             raise ConfigError(f"size={size}; allowed: {', '.join(map(str, SIZES))}, nearest: {nearest}.")
         self.size = size
-        self.pose_controls = PoseControls(CAMERA_SPEC)
-        walk, turn = self.motion.walk, self.motion.turn
-        choices = {
-            "forward": {"forward": walk},
-            "back": {"forward": -walk},
-            "left": {"left": walk},
-            "right": {"left": -walk},
-            "turn left": {"turn left": turn},
-            "turn right": {"turn left": -turn},
-        }
-        self.delta_controls = DeltaControls(planar_delta_spec("map units", **choices))
+        super().__init__("map units")
         self._folder = tempfile.TemporaryDirectory(prefix="vidgen-vizdoom-")
         self._game = self._start()
 
@@ -214,11 +195,7 @@ class VizDoomWorld:
         Raises:
             VidgenError: Poses of another shape or off the grid, or a place where the engine puts nobody.
         """
-        poses = np.asarray(poses, np.float64)
-        if poses.ndim != 2 or poses.shape[1] != 3 or not np.isfinite(poses).all():
-            raise VidgenError(
-                f"poses have shape {poses.shape}; allowed: finite (frames, 3): x, y, heading in radians."
-            )
+        poses = check_poses(poses)
         turns = poses[:, 2] / TURN_UNIT
         off = (poses[:, :2] != np.round(poses[:, :2])).any(axis=1) | (np.abs(turns - np.round(turns)) > 1e-6)
         if off.any():
@@ -261,38 +238,7 @@ class VizDoomWorld:
             )
         return state.screen_buffer
 
-    def cameras(self, poses: np.ndarray) -> Tensor:
-        """Absolute poses as controls.
-
-        Args:
-            poses: `(..., 3)`.
-
-        Returns:
-            float64 `(..., 16)`, see `vidgen.controls.cameras`.
-        """
-        return walking_cameras(torch.from_numpy(np.asarray(poses, np.float64)), FOCAL, EYE_HEIGHT)
-
-    def deltas(self, poses: np.ndarray) -> Tensor:
-        """Recorded motion as controls.
-
-        Args:
-            poses: `(..., frames, 3)`.
-
-        Returns:
-            float64 `(..., frames, 3)`: forward, left, turn left.
-        """
-        return planar_deltas(torch.from_numpy(np.asarray(poses, np.float64)))
-
     def integrate(self, first: np.ndarray, deltas: Tensor) -> np.ndarray:
-        """The inverse of `deltas`, rounded to the grid and through walls.
-
-        Args:
-            first: `(..., 3)`, the pose at frame 0.
-            deltas: `(..., frames, 3)`; row 0 is not used.
-
-        Returns:
-            float64 `(..., frames, 3)`.
-        """
-        poses = integrate_planar(torch.from_numpy(np.asarray(first, np.float64)), deltas.double()).numpy()
+        """As in any world on a plane, rounded to the grid."""
         grid = np.array([1.0, 1.0, TURN_UNIT])
-        return np.round(poses / grid) * grid
+        return np.round(super().integrate(first, deltas) / grid) * grid
