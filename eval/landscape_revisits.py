@@ -6,7 +6,7 @@ detector that is trained here on the world's own truth), above the same comparis
 
 Arms, all on the same prompts and noise:
 
-* `A context teacher`: the model with its slow-fast memory.
+* `A, slow-fast`: the model with its slow-fast memory.
 * `B memoryless teacher` (`--baseline`): a transformer that was distilled without a past to look at, same memory.
 * `C stage 1 only` (`--stage1`): the transformer before it, same memory.
 * `A, window`, `A, 6-slot window`, `A, full`: the model with a window of as many slots, a short one, and everything.
@@ -14,7 +14,11 @@ Arms, all on the same prompts and noise:
 
 Bars: at ages of 20 and 40 s, A gains more than B and than the window of equally many slots, in pixels and in objects.
 
-    python eval/landscape_revisits.py --baseline FOLDER --stage1 FOLDER
+    python eval/landscape_revisits.py
+    python eval/landscape_revisits.py --model MODEL --baseline FOLDER --stage1 FOLDER
+
+The second compares what Context Forcing distilled (`runs/context_forcing`). B and C are sampled as the model is, so all
+three must be students of as many steps; the embedded model is not one of them.
 
 Every finished (arm, seed) is a file under `--work`, with a picture to check by eye beside it; an interrupted benchmark
 goes on where it was.
@@ -72,7 +76,7 @@ from vidgen.runtime.meter import run_environment
 from vidgen.worlds import LandscapeScene, LandscapeWorld, prompt_plan
 from vidgen.worlds.landscape import BIOMES
 
-A, B, C, WINDOW, WORLD = "A context teacher", "B memoryless teacher", "C stage 1 only", "A, window", "world"
+A, B, C, WINDOW, WORLD = "A, slow-fast", "B memoryless teacher", "C stage 1 only", "A, window", "world"
 KINDS = ("psnr", "objects")
 # Neither weather nor traveller hides anything.
 ATTRIBUTES = {"time_of_day": "day", "weather": "clear", "traveller": "none"}
