@@ -17,8 +17,8 @@ Bars: at ages of 20 and 40 s, A gains more than B and than the window of equally
     python eval/landscape_revisits.py
     python eval/landscape_revisits.py --model MODEL --baseline FOLDER --stage1 FOLDER
 
-The second compares what Context Forcing distilled (`runs/context_forcing`). B and C are sampled as the model is, so all
-three must be students of as many steps; the embedded model is not one of them.
+The second compares what Context Forcing distilled (`runs/context_forcing`). B and C are sampled as the model is, so
+all three must be students of as many steps; the embedded model is not one of them.
 
 Every finished (arm, seed) is a file under `--work`, with a picture to check by eye beside it; an interrupted benchmark
 goes on where it was.
