@@ -8,8 +8,10 @@ while reading, because nothing but the frames asked for is kept.
 from __future__ import annotations
 
 import importlib
+import logging
 import operator
 import os
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -21,6 +23,8 @@ import av
 import numpy as np
 
 from vidgen.runtime.errors import VidgenError, suggestion
+
+logger = logging.getLogger(__name__)
 
 
 class VideoDecodeError(VidgenError):
@@ -40,7 +44,8 @@ class VideoReader:
 
     Args:
         path: The video file.
-        backend: `"pyav"`, `"decord"`, or `"auto"` for the first usable one in this order.
+        backend: `"pyav"`, `"decord"`, or `"auto"` for the first usable one in this order. In a forked process whose
+            parent had loaded decord, `"decord"` reads with PyAV: decord's threads don't survive a fork.
 
     Raises:
         VideoDecodeError: If the file is missing, cut short or not a video.
@@ -164,6 +169,11 @@ class VideoReader:
         return type(self), (self.path, self.backend)
 
     def _open(self) -> None:
+        if self.backend == "decord" and _forked_after_decord:
+            # What its threads were doing at the moment of the fork stays half done in the child, which then crashes
+            # now and then. The frames are the same.
+            logger.info("%s: a forked process whose parent used decord reads with PyAV.", self.path)
+            self.backend = "pyav"
         self._backend: _Backend = _BACKENDS[self.backend](self.path, self._index)
         _open_backends.add(self._backend)
         self._process = os.getpid()
@@ -337,14 +347,17 @@ _BACKENDS: dict[str, type[_Backend]] = {"pyav": _PyAVBackend, "decord": _DecordB
 # So a child keeps what it inherits, and its readers open the file anew.
 _open_backends: weakref.WeakSet[_Backend] = weakref.WeakSet()
 _inherited_backends: list[_Backend] = []
+_forked_after_decord = False
 
 
-def _keep_inherited_backends() -> None:
+def _after_fork() -> None:
+    global _forked_after_decord
     _inherited_backends.extend(_open_backends)
+    _forked_after_decord = "decord" in sys.modules
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keep_inherited_backends)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def usable_backends() -> dict[str, str | None]:
