@@ -15,6 +15,7 @@ from vidgen.controls.cameras import (
     split_cameras,
     walking_cameras,
 )
+from vidgen.controls.encoder import ControlEncoder
 from vidgen.controls.motion import (
     CAMERA_DELTA_SPEC,
     camera_deltas,
@@ -43,6 +44,7 @@ __all__ = [
     "ButtonControls",
     "NonInvertibleActionError",
     "reverse",
+    "ControlEncoder",
     "CAMERA_SPEC",
     "CameraError",
     "camera_centers",

@@ -153,7 +153,7 @@ class ButtonControls(_ActionControls):
 
     def __init__(self, spec: ActionSpec, inverse_map: Mapping[str, str], direction_embedding: bool = False) -> None:
         super().__init__(spec)
-        self.direction_embedding = direction_embedding
+        self.inverse_map, self.direction_embedding = dict(inverse_map), direction_embedding
         # Column i of the inverse is sign[i] times column source[i] of the action.
         source, sign = list(range(spec.width)), [1.0] * spec.width
         for name, undone_by in inverse_map.items():
