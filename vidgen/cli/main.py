@@ -16,6 +16,7 @@ from vidgen.cli.data import app as data_app
 from vidgen.cli.doctor import doctor
 from vidgen.cli.generate import generate
 from vidgen.cli.train import train
+from vidgen.cli.world import app as world_app
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -32,6 +33,7 @@ app.command(context_settings={"allow_extra_args": False})(train)
 app.command()(doctor)
 app.add_typer(convert_app, name="convert")
 app.add_typer(data_app, name="data")
+app.add_typer(world_app, name="world")
 
 
 def _print_version(requested: bool) -> None:

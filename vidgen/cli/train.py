@@ -19,6 +19,9 @@ RECIPES = {
     "context_forcing_teacher": ("vidgen.recipes.context_forcing:train_teacher", "context_forcing/tiny_teacher"),
     "context_forcing_stage1": ("vidgen.recipes.context_forcing:distill", "context_forcing/tiny_stage1"),
     "context_forcing_stage2": ("vidgen.recipes.context_forcing:distill", "context_forcing/tiny_stage2"),
+    "frame_autoencoder": ("vidgen.recipes.world_model:train_frame_autoencoder", "live/vizdoom64_autoencoder"),
+    "world_model": ("vidgen.recipes.world_model:train_world_model", "live/vizdoom64_df"),
+    "world_model_assemble": ("vidgen.recipes.world_model:assemble_world_model", "live/vizdoom64_assemble"),
 }
 
 

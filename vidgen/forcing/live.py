@@ -38,6 +38,7 @@ from torch import nn
 
 from vidgen.forcing.diffusion_forcing import shift_sigma
 from vidgen.memory import FullMemory, FullMemoryConfig
+from vidgen.models.frame_autoencoder import encode_frames
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.schedulers import denoise, flow_sampler
@@ -470,7 +471,8 @@ def forcing_errors(
 class LiveMethod(TrainingMethod):
     """Trains a world model by any member of the family.
 
-    Batches hold `latents` `(batch, channels, T, height, width)` and `controls`, `T` per sample along the second axis.
+    Batches hold `controls`, `T` per sample along the second axis, and `latents` `(batch, channels, T, height, width)`
+    or, with a `vae`, `frames`, uint8 `(batch, T, height, width, 3)`.
 
     Args:
         transformer: a `WorldDiT` whose window is that of the schedule.
@@ -483,6 +485,7 @@ class LiveMethod(TrainingMethod):
         total_steps: optimizer steps of the training, of which the curriculum names fractions.
         seed: fixes the number of prompt frames of a step, which all processes share.
         validation: returns one fixed batch for `validate`, or `None`.
+        vae: a frozen `AutoencoderKL` that encodes batches of frames, or `None`.
 
     Raises:
         RolloutFromTFInitError: the transformer was trained by Teacher Forcing, and rollouts are joint.
@@ -499,6 +502,7 @@ class LiveMethod(TrainingMethod):
         total_steps: int = 1,
         seed: int = 0,
         validation: Callable[[], dict[str, torch.Tensor]] | None = None,
+        vae: nn.Module | None = None,
     ) -> None:
         super().__init__()
         rollout_config = rollout_config or RolloutConfig()
@@ -526,13 +530,20 @@ class LiveMethod(TrainingMethod):
         self.reverse_controls = reverse_controls
         self.encode_controls = encode_controls or (lambda controls: controls)
         self.total_steps, self.seed, self.validation_batch = total_steps, seed, validation
+        self.vae = None if vae is None else vae.requires_grad_(False)
         transformer.register_to_config(forcing=schedule.name)
 
     def roles(self) -> dict[str, nn.Module]:
         return {"transformer": self.transformer}
 
+    def _latents(self, batch: dict[str, Any], generator: torch.Generator) -> torch.Tensor:
+        """`(batch, channels, T, height, width)`; the posterior is sampled, as in LIVE's released code."""
+        if self.vae is None:
+            return batch["latents"].float()
+        return encode_frames(self.vae, batch["frames"], generator)
+
     def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
-        latents, controls = batch["latents"].float(), batch["controls"]  # (B, C, T, h, w), (B, T, ...)
+        latents, controls = self._latents(batch, generator), batch["controls"]  # (B, C, T, h, w), (B, T, ...)
         self._check_batch(latents, controls)
 
         # 1. Prompt frames of this step, the same on all processes
@@ -563,10 +574,10 @@ class LiveMethod(TrainingMethod):
         if self.validation_batch is None:
             return {}
         batch = self.validation_batch()
-        latents, controls = batch["latents"].float(), batch["controls"]
+        generator = torch.Generator(device=self.transformer.device).manual_seed(0)
+        latents, controls = self._latents(batch, generator), batch["controls"]
         self._check_batch(latents, controls)
         schedule = ForcingSchedule.diffusion_forcing(self.schedule.window)
         window = build_window(schedule, latents, latents, controls, schedule.window, lambda c: c, self.encode_controls)
-        generator = torch.Generator(device=latents.device).manual_seed(0)
         errors = forcing_errors(self.transformer, window, *draw_noise(schedule, window, generator))
         return {"validation_loss": float(errors.mean())}

@@ -26,6 +26,7 @@ from vidgen.forcing.layouts import Layout, sample_layout
 from vidgen.memory import SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.pipelines import ContextForcingPipeline
+from vidgen.recipes.model_card import parameter_counts, run_table
 from vidgen.runtime.checkpoint import atomic_directory, atomic_write, load_safetensors, save_safetensors
 from vidgen.runtime.config import load_config
 from vidgen.runtime.device import derive_seed, generator_for, set_threads
@@ -640,23 +641,9 @@ def assemble(source: str | None, overrides: list[str]) -> Path:
 
 def _model_card(config: AssembleRecipe, pipeline: ContextForcingPipeline) -> str:
     """Data, sizes, steps, minutes and losses, read from the runs themselves."""
-    rows = []
-    for folder in map(Path, (config.vae, config.text_encoder, *config.transformer)):
-        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        last = next(record for record in reversed(records) if "losses" in record)
-        validations = [record["validation"] for record in records if "validation" in record]
-        losses = ", ".join(f"{role} {value:.4f}" for role, value in last["losses"].items())
-        held_out = ", ".join(f"{key} {value:.3f}" for key, value in (validations[-1] if validations else {}).items())
-        rows.append(
-            f"| {'/'.join(folder.parts[-2:])} | {last['step']} | {last['seconds'] / 60:.1f} | {losses} | {held_out} |"
-        )
-    parameters = {
-        name: sum(parameter.numel() for parameter in getattr(pipeline, name).parameters()) / 1e6
-        for name in ("transformer", "vae", "text_encoder")
-    }
-    sizes = ", ".join(f"{name} {count:.2f} M" for name, count in parameters.items())
+    sizes = ", ".join(f"{name} {count:.2f} M" for name, count in parameter_counts(pipeline).items())
     world = config.world
-    table = "\n".join(rows)
+    table = run_table((config.vae, config.text_encoder, *config.transformer))
     return f"""---
 library_name: diffusers
 pipeline_tag: text-to-video

@@ -1,4 +1,4 @@
-"""Training of a causal video autoencoder."""
+"""Training of autoencoders, of video and of single frames, towards a linear code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AutoencoderMethod(TrainingMethod):
 
     def __init__(self, vae: nn.Module, code: BlockCode, config: AutoencoderConfig, validation: torch.Tensor) -> None:
         super().__init__()
-        given = (vae.config.z_dim, vae.config.scale_factor_temporal, vae.config.scale_factor_spatial)
+        given = self._layout(vae)
         wanted = (code.decoder.shape[0], code.temporal, code.spatial)
         if given != wanted:
             raise ConfigError(
@@ -57,16 +57,26 @@ class AutoencoderMethod(TrainingMethod):
         self.config = config
         self.validation_clips = validation
 
+    def _layout(self, vae: nn.Module) -> tuple[int, int, int]:
+        """(channels, stride in time, stride in space)"""
+        return vae.config.z_dim, vae.config.scale_factor_temporal, vae.config.scale_factor_spatial
+
+    def _encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.vae.encode(pixels).latent_dist.mean
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.vae.decode(latents).sample
+
     def roles(self) -> dict[str, nn.Module]:
         return {"vae": self.vae}
 
     def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
         pixels = to_model_pixels(batch["frames"])
         latents = self.code.encode(pixels)
-        encoder_loss = F.l1_loss(self.vae.encode(pixels).latent_dist.mean, latents)
+        encoder_loss = F.l1_loss(self._encode(pixels), latents)
 
         noise = torch.randn(latents.shape, generator=generator, device=latents.device)
-        reconstruction = self.vae.decode(latents + self.config.latent_noise * noise).sample
+        reconstruction = self._decode(latents + self.config.latent_noise * noise)
         pixel_loss = F.l1_loss(reconstruction, pixels)
         edge_loss = F.l1_loss(reconstruction.diff(dim=-1), pixels.diff(dim=-1)) + F.l1_loss(
             reconstruction.diff(dim=-2), pixels.diff(dim=-2)
@@ -82,8 +92,8 @@ class AutoencoderMethod(TrainingMethod):
             pixels = to_model_pixels(clip.to(self.vae.device))
             latents = self.code.encode(pixels)
             reconstructions = {
-                "psnr": self.vae.decode(self.vae.encode(pixels).latent_dist.mode()).sample,
-                "psnr_decoder": self.vae.decode(latents).sample,
+                "psnr": self._decode(self._encode(pixels)),
+                "psnr_decoder": self._decode(latents),
                 "psnr_linear": self.code.decode(latents),
             }
             for name, reconstruction in reconstructions.items():
@@ -91,6 +101,27 @@ class AutoencoderMethod(TrainingMethod):
                 # Pixels span [-1, 1], hence the peak of 2.
                 psnr[name].append(10 * torch.log10(4 / error))
         return {name: float(torch.cat(values).mean()) for name, values in psnr.items()}
+
+
+class FrameAutoencoderMethod(AutoencoderMethod):
+    """The same for an autoencoder of single frames.
+
+    Args:
+        vae: an `AutoencoderKL` with the stride and channels of the code.
+        code: the latent space, of blocks that last 1 frame.
+        validation: held-out clips, uint8 `(clips, frames, height, width, 3)`.
+    """
+
+    def _layout(self, vae: nn.Module) -> tuple[int, int, int]:
+        return vae.config.latent_channels, 1, 2 ** (len(vae.config.block_out_channels) - 1)
+
+    def _encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        frames = pixels.transpose(1, 2)  # (B, T, 3, H, W)
+        return self.vae.encode(frames.flatten(0, 1)).latent_dist.mean.unflatten(0, frames.shape[:2]).transpose(1, 2)
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        frames = latents.transpose(1, 2)
+        return self.vae.decode(frames.flatten(0, 1)).sample.unflatten(0, frames.shape[:2]).transpose(1, 2)
 
 
 def to_model_pixels(frames: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,212 @@
+"""Writes episodes, so that what is on disk is whole at any moment."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import asdict
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+from vidgen.controls import ActionSpec
+from vidgen.data.episodes import (
+    EPISODES_PATH,
+    INFO_PATH,
+    SPLITS,
+    EpisodeRecord,
+    EpisodesInfo,
+    data_path,
+    import_parquet,
+    read_records,
+    video_path,
+)
+from vidgen.data.latent_dataset import DatasetError
+from vidgen.runtime.checkpoint import atomic_write
+from vidgen.runtime.errors import ConfigError, VidgenError, suggestion
+
+# Up to this many pixels on a side, frames are stored without loss: chroma subsampling would hurt small ones badly.
+LOSSLESS_SIZE = 96
+EPISODES_PER_FILE = 16
+
+
+class EpisodeWriter:
+    """Adds episodes to a data set, `EPISODES_PER_FILE` to a file.
+
+    A file appears when it is full, or at `close`; a recording that was interrupted goes on after the last whole one,
+    see `records`.
+
+    Args:
+        root: the data set, new or of the same world.
+        info: what it is about.
+
+    Raises:
+        DatasetError: the folder holds episodes of something else.
+
+    Example:
+        ```py
+        with EpisodeWriter("data/room", info) as writer:
+            writer.append(frames, actions, poses, split="train", seed=0)
+        ```
+    """
+
+    def __init__(self, root: str | os.PathLike, info: EpisodesInfo) -> None:
+        import_parquet()
+        self.root, self.info = Path(root), info
+        self._columns = len(ActionSpec.from_dict(info.action_spec).columns)
+        self._records: list[EpisodeRecord] = []
+        self._pending: list[tuple[EpisodeRecord, np.ndarray, list[dict]]] = []
+        if (self.root / INFO_PATH).exists():
+            present = EpisodesInfo.read(self.root)
+            if present != info:
+                differing = [name for name, value in asdict(info).items() if value != asdict(present)[name]]
+                raise DatasetError(
+                    f"{self.root} holds episodes with other {', '.join(differing)}; use another folder, or the "
+                    "settings of the first recording."
+                )
+            self._records = read_records(self.root)
+        else:
+            for folder in (INFO_PATH, data_path(0), video_path(0)):
+                (self.root / folder).parent.mkdir(parents=True, exist_ok=True)
+            self._write_records()
+            with atomic_write(self.root / INFO_PATH) as path:
+                path.write_text(info.to_json(), encoding="utf-8")
+
+    @property
+    def records(self) -> list[EpisodeRecord]:
+        """Episodes that are on disk."""
+        return list(self._records)
+
+    def append(
+        self,
+        frames: np.ndarray,
+        actions: np.ndarray,
+        poses: np.ndarray | None = None,
+        rewards: np.ndarray | None = None,
+        dones: np.ndarray | None = None,
+        split: str = "train",
+        seed: int = 0,
+    ) -> None:
+        """Add an episode.
+
+        Args:
+            frames: uint8 `(frames, height, width, 3)`.
+            actions: `(frames, columns)`; row k produced frame k, row 0 is the null action.
+            poses: `(frames, numbers of a pose)`, where the world has poses.
+            rewards: `(frames,)`; default 0.
+            dones: `(frames,)` bool; default False.
+            split: one of `SPLITS`.
+            seed: of the walk, for the record.
+
+        Raises:
+            ConfigError: an unknown split.
+            DatasetError: shapes that don't belong together, or numbers that are not finite.
+        """
+        if split not in SPLITS:
+            raise ConfigError(f"split={split!r}: {suggestion(split, SPLITS)}.")
+        length = len(frames)
+        poses = np.zeros((length, 0)) if poses is None else np.asarray(poses, np.float64)
+        actions = np.asarray(actions, np.float64)
+        rewards = np.zeros(length) if rewards is None else np.asarray(rewards, np.float64)
+        dones = np.zeros(length, bool) if dones is None else np.asarray(dones, bool)
+        wanted = {
+            "frames": (frames, (length, *self.info.size, 3)),
+            "actions": (actions, (length, self._columns)),
+            "poses": (poses, (length, len(self.info.pose_names))),
+            "rewards": (rewards, (length,)),
+            "dones": (dones, (length,)),
+        }
+        for name, (values, shape) in wanted.items():
+            if values.shape != shape or not length:
+                raise DatasetError(f"{name} have shape {values.shape}; allowed here: {shape}, at least one frame.")
+            if not np.isfinite(values).all():
+                raise DatasetError(f"{name} of frame {np.argwhere(~np.isfinite(values))[0, 0]} are not finite.")
+        if frames.dtype != np.uint8:
+            raise DatasetError(f"frames are {frames.dtype}; allowed: uint8.")
+
+        index = len(self._records) + len(self._pending)
+        offset = sum(record.length for record, _, _ in self._pending)
+        file = self._records[-1].file + 1 if self._records else 0
+        record = EpisodeRecord(index, length, split, seed, file, offset)
+        rows = [
+            {
+                "episode_index": index,
+                "frame_index": frame,
+                "timestamp": frame / self.info.fps,
+                "action": actions[frame].tolist(),
+                "pose": poses[frame].tolist(),
+                "reward": float(rewards[frame]),
+                "done": bool(dones[frame]),
+            }
+            for frame in range(length)
+        ]
+        self._pending.append((record, frames, rows))
+        if len(self._pending) == EPISODES_PER_FILE:
+            self._write_file()
+
+    def close(self) -> None:
+        """Write the episodes that don't fill a file."""
+        if self._pending:
+            self._write_file()
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an interruption only full files stay, so that going on gives the same files as never having stopped.
+        if kind is None:
+            self.close()
+
+    def _write_file(self) -> None:
+        import pyarrow
+
+        file = self._pending[0][0].file
+        for path in (data_path(file), video_path(file)):
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        frames = np.concatenate([frames for _, frames, _ in self._pending])
+        with atomic_write(self.root / video_path(file)) as path:
+            path.write_bytes(_encode(frames, self.info.fps))
+        rows = [row for _, _, episode_rows in self._pending for row in episode_rows]
+        with atomic_write(self.root / data_path(file)) as path:
+            import_parquet().write_table(pyarrow.Table.from_pylist(rows), path)
+        self._records += [record for record, _, _ in self._pending]
+        self._pending = []
+        self._write_records()
+
+    def _write_records(self) -> None:
+        import pyarrow
+
+        schema = pyarrow.schema(
+            [
+                (name, pyarrow.string() if name == "split" else pyarrow.int64())
+                for name in EpisodeRecord.__annotations__
+            ]
+        )
+        table = pyarrow.Table.from_pylist([asdict(record) for record in self._records], schema=schema)
+        with atomic_write(self.root / EPISODES_PATH) as path:
+            import_parquet().write_table(table, path)
+
+
+def _encode(frames: np.ndarray, fps: float) -> bytes:
+    """An mp4: without loss for small frames, else H.264 with short groups of pictures, which random access needs."""
+    height, width = frames.shape[1:3]
+    lossless = max(height, width) <= LOSSLESS_SIZE
+    if not lossless and (height % 2 or width % 2):
+        raise VidgenError(f"frames of {width}x{height} pixels cannot be stored; above {LOSSLESS_SIZE} sides are even.")
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        codec, options = ("libx264rgb", {"crf": "0"}) if lossless else ("libx264", {"crf": "17"})
+        # bf=0: times then start at 0; one thread: the same bytes on every machine.
+        stream = container.add_stream(
+            codec, rate=Fraction(fps).limit_denominator(1000), options={**options, "bf": "0"}
+        )
+        stream.width, stream.height = width, height
+        stream.pix_fmt = "rgb24" if lossless else "yuv420p"
+        stream.gop_size = 8
+        stream.thread_count = 1
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode())
+    return buffer.getvalue()
