@@ -395,7 +395,7 @@ def test_unwritable_folder_is_found_before_the_model_is_loaded(run, tmp_path, mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(generate_command.tempfile, "TemporaryFile", refuse)
-    monkeypatch.setattr(generate_command, "_load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(generate_command, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
     code, _, err = run("generate", "a meadow")
     assert code == 2
     assert err == f"error: can't write in folder {tmp_path}: Permission denied\n"
@@ -413,7 +413,7 @@ def test_read_only_folder(run, tmp_path):
 def test_second_run_on_one_output_is_refused_before_the_model_is_loaded(run, tmp_path, monkeypatch, option):
     from vidgen.data import VideoWriter
 
-    monkeypatch.setattr(generate_command, "_load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(generate_command, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
     session_file = tmp_path / "video.mp4.session.safetensors"
     with VideoWriter(tmp_path / "video.mp4", fps=12, height=32, width=48) as other:
         other.append(np.zeros((4, 32, 48, 3), np.uint8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import shlex
 import signal
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vidgen.cli.loading import load_pipeline
+from vidgen.runtime.assets import find_asset
 from vidgen.runtime.errors import VidgenError
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ def generate(
     to_stdout = str(output) == "-"
 
     with nullcontext() if to_stdout else claim_output(output, force, resuming=resume is not None) as claim:
-        pipe = _load_pipeline(model, device, dtype, attention, compile_blocks)
+        from vidgen.pipelines import ContextForcingPipeline
+
+        pipe = load_pipeline(ContextForcingPipeline, model or find_asset(), device, dtype, attention, compile_blocks)
         if resume is not None:
             from vidgen.pipelines import GenerationSession
 
@@ -133,7 +136,6 @@ def generate(
             )
         raise typer.Exit(INTERRUPTED)
     print(f"{output}: {session.num_frames_emitted} frames, {reporter.rate()}", file=sys.stderr)
-    _print_memory(session)
     _print_memory(session)
 
 
@@ -228,47 +230,6 @@ def claim_output(output: Path, force: bool, resuming: bool) -> Iterator[VideoCla
 
 
 # --- the session ----------------------------------------------------------------------------------------------
-
-
-def _load_pipeline(
-    model: str | None, device: str | None, dtype: str | None, attention: str | None, compile_blocks: bool
-) -> ContextForcingPipeline:
-    from vidgen.runtime.assets import find_asset
-    from vidgen.runtime.device import return_freed_memory, select_device, select_dtype, set_threads
-
-    folder = str(find_asset()) if model is None else model
-    on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", folder) is not None and not Path(folder).exists()
-    if not on_hub and not Path(folder, "model_index.json").is_file():
-        what = "a pipeline folder: it has no model_index.json" if Path(folder).is_dir() else "a folder"
-        raise typer.BadParameter(f"--model {folder} is not {what}")
-    torch_device = select_device(device)
-    torch_dtype = select_dtype(dtype, torch_device)
-    set_threads()
-    return_freed_memory()
-
-    from diffusers.utils.logging import disable_progress_bar
-    from safetensors import SafetensorError
-    from transformers.utils.logging import disable_progress_bar as disable_transformers_progress_bar
-
-    from vidgen.pipelines import ContextForcingPipeline
-    from vidgen.runtime.attention import resolve_attention_backend
-
-    backend = None if attention is None else resolve_attention_backend(attention, torch_device, torch_dtype)
-    disable_progress_bar()
-    disable_transformers_progress_bar()
-    try:
-        pipe = ContextForcingPipeline.from_pretrained(folder, dtype=torch_dtype)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        # diffusers and transformers report damaged folders in many ways.
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        hint = " (no such folder here, so it was looked up on the Hub)" if on_hub else ""
-        raise VidgenError(f"can't load the model {folder}{hint}: {reason}") from error
-    pipe.to(torch_device)
-    if backend is not None:
-        pipe.transformer.set_attention_backend(backend)
-    if compile_blocks:
-        pipe.transformer.compile_repeated_blocks(fullgraph=True)
-    return pipe
 
 
 def _start_session(pipe: ContextForcingPipeline, prompt: str | None, settings: dict[str, Any]) -> GenerationSession:

@@ -1,18 +1,25 @@
-"""`vidgen world`: record worlds, and check what was recorded."""
+"""`vidgen world`: record worlds, check what was recorded, and play a trained model."""
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from tqdm import tqdm
 
-app = typer.Typer(help="Record worlds for training.", rich_markup_mode="markdown")
+from vidgen.cli.generate import claim_output
+from vidgen.cli.loading import load_pipeline
+from vidgen.runtime.assets import DEFAULT_WORLD_MODEL, find_asset
+
+app = typer.Typer(help="Record worlds and play models of them.", rich_markup_mode="markdown")
 
 
 @app.callback()
 def _group() -> None:
-    """Record worlds for training."""
+    """Record worlds and play models of them."""
 
 
 @app.command("record")
@@ -54,3 +61,47 @@ def check(
     frames = sum(record.length for record in episodes.episodes)
     print(f"{folder}: {len(episodes.episodes)} episodes, {frames} frames of {split}, {episodes.info.world}")
     print("correlation by shift: " + ", ".join(f"{lag:+d}: {value:.2f}" for lag, value in correlations.items()))
+
+
+@app.command("play")
+def play(
+    script: Annotated[
+        Path, typer.Option(metavar="FILE", help="Keys: lines `KEY + KEY x FRAMES`, such as `forward + turn left x 4`.")
+    ],
+    headless: Annotated[bool, typer.Option("--headless", help="Play without a screen, into a file.")] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="An .mp4 file.")] = Path("play.mp4"),
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="World model folder, or owner/name on the Hub. Default: embedded."),
+    ] = None,
+    start: Annotated[int, typer.Option(help="Which of the model's starts to begin at.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps per frame. Default: the model's.")] = None,
+    cache: Annotated[str, typer.Option(help="When context is computed: frame, rolling or none.")] = "frame",
+    seed: Annotated[int, typer.Option(help="Same seed, same video.")] = 0,
+    scale: Annotated[int, typer.Option(help="Enlarge frames in the file.")] = 4,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. Default: the best there is.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output.")] = False,
+) -> None:
+    """Play a script of keys in a world model, and say how long each stage of a frame takes."""
+    if not headless:
+        raise typer.BadParameter("this command plays without a screen; add --headless")
+    if not script.is_file():
+        raise typer.BadParameter(f"--script {script} is not a file")
+    with claim_output(output, force, resuming=False) as claim:
+        from vidgen.data import VideoWriter
+        from vidgen.pipelines import WorldModelPipeline, load_starts, parse_script, play_script
+
+        folder = model or find_asset(DEFAULT_WORLD_MODEL)
+        pipe = load_pipeline(WorldModelPipeline, folder, device)
+        keys = parse_script(script.read_text(encoding="utf-8"), pipe.control_encoder.controls.spec)
+        frames, controls = load_starts(folder, start)
+        session = pipe.open_session(frames, controls, cache=cache, num_inference_steps=steps, seed=seed)
+        began = time.perf_counter()
+        with VideoWriter(claim, fps=pipe.config.fps, scale=scale) as writer:
+            writer.append(frames)
+            for frame in tqdm(play_script(session, keys), total=len(keys), unit="frame"):
+                writer.append(frame[None])
+        rate = len(keys) / (time.perf_counter() - began)
+    stages = ", ".join(f"{stage} {times['mean']:.0f} ms" for stage, times in session.stats.items() if times["mean"])
+    print(f"{output}: {len(keys)} frames after {len(frames)} real ones, {rate:.1f} frames/s", file=sys.stderr)
+    print(f"per frame: {stages}", file=sys.stderr)

@@ -29,7 +29,8 @@ from vidgen.controls import (
 from vidgen.data import EpisodeDataset
 from vidgen.forcing.live import CurriculumStage, ForcingSchedule, LiveMethod, RolloutConfig
 from vidgen.models.world_dit import WorldDiT
-from vidgen.pipelines.world_model import WorldModelPipeline
+from vidgen.pipelines import WorldModelPipeline
+from vidgen.pipelines.play import STARTS_NAME
 from vidgen.recipes.model_card import parameter_counts, run_table
 from vidgen.runtime.checkpoint import atomic_directory, atomic_write, save_safetensors
 from vidgen.runtime.config import load_config
@@ -42,7 +43,6 @@ from vidgen.train.block_code import BlockCode
 
 CODE_NAME = "code.safetensors"
 CONTROLS_NAME = "controls.json"
-STARTS_NAME = "starts.safetensors"
 
 # --- 1. frame autoencoder ----------------------------------------------------------------------------------------
 
