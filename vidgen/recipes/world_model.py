@@ -89,8 +89,8 @@ def train_frame_autoencoder(source: str | None, overrides: list[str]) -> TrainRe
     """Train an autoencoder of single frames."""
     config = load_config(FrameAutoencoderRecipe, source, overrides)
     set_threads()
-    frames = np.concatenate(_all_frames(EpisodeDataset(config.episodes, split="train")))
-    held_out = np.concatenate(_all_frames(EpisodeDataset(config.episodes, split="validation")))
+    frames = np.concatenate(_all_frames(EpisodeDataset(config.episodes, "train", window=1)))
+    held_out = np.concatenate(_all_frames(EpisodeDataset(config.episodes, "validation", window=1)))
     spread = np.linspace(0, len(held_out) - 1, min(64, len(held_out))).astype(int)
     channels, num_blocks = config.model["latent_channels"], len(config.model["block_out_channels"])
     code_path = Path(config.train.output_dir) / CODE_NAME
