@@ -11,6 +11,7 @@ import torch
 from diffusers import AutoencoderKL
 
 from vidgen.controls import (
+    CAMERA_DELTA_SPEC,
     CAMERA_SPEC,
     ActionColumn,
     ActionSpec,
@@ -242,22 +243,40 @@ def test_rolling_frames_are_those_of_one_long_sequence_under_a_banded_mask(pipe)
 def test_a_memory_that_leaves_frames_out_gives_the_motion_between_those_it_keeps(pipe):
     frames, deltas = make_frames(1), make_deltas(7)
     session = pipe.open_session(frames, cache="frame", memory=SLOW_FAST, seed=3)
-    play(session, deltas[1:6])
+    play(session, deltas[1:5])
     row = session.rows[0]
-    assert row.frame_ids == (0, 3, 5)
+    assert row.frame_ids == (0, 3, 4)
 
     poses = integrate_planar(torch.zeros(3).double(), deltas)
-    between = planar_deltas(poses[[0, 3, 5, 6]])
+    between = planar_deltas(poses[[0, 3, 4, 5]])
     controls = (between / torch.tensor([0.5, 0.5, 0.4]))[None].float()
-    noise = torch.randn(row.latents.shape, generator=generator_for(3, 6, 1))
+    noise = torch.randn(row.latents.shape, generator=generator_for(3, 5, 1))
     context = (1 - SIGMA) * row.latents + SIGMA * noise
 
     def velocity(sample, timestep):
         levels = torch.tensor([[1000 * SIGMA] * 3 + [float(timestep)]])
         return pipe.transformer(torch.cat([context, sample[:, None]], dim=1)[None], levels, controls).sample[0, :, -1]
 
-    session.step(deltas[6])
-    torch.testing.assert_close(session.latents()[0][:, -1], sample_frame(pipe, velocity, 3, 6), atol=1e-5, rtol=1e-5)
+    session.step(deltas[5])
+    expected = sample_frame(pipe, velocity, 3, 5)
+    torch.testing.assert_close(session.latents()[0][:, -1], expected, atol=1e-5, rtol=1e-5)
+    assert session.rows[0].frame_ids == (0, 5)  # promoted while it is the newest: one frame of the window, not two
+
+
+CAMERA_DELTAS = ControlEncoder(DeltaControls(CAMERA_DELTA_SPEC), "vector", units=(1.0,) * 6)
+
+
+@pytest.mark.parametrize("encoder", [DELTAS, CAMERA_DELTAS, CAMERAS], ids=["planar", "spatial", "absolute"])
+def test_a_memory_of_the_newest_frames_is_the_window(encoder):
+    pipe = make_pipe(encoder)
+    columns = encoder.controls.spec.width
+    controls = make_cameras(8) if encoder is CAMERAS else 0.4 * torch.randn(8, columns, dtype=torch.float64)
+    latents = []
+    for memory in (None, SlidingWindowMemoryConfig(window=WINDOW)):
+        session = pipe.open_session(make_frames(1), controls[:1], memory=memory)
+        latents.append(play(session, controls[1:])[1])
+        assert session.rows[0].frame_ids == (5, 6, 7)
+    torch.testing.assert_close(latents[0], latents[1], atol=1e-5, rtol=1e-5)
 
 
 def test_rolling_keeps_the_keys_that_its_memory_chooses_within_the_trained_positions(pipe):

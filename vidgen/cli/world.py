@@ -24,7 +24,7 @@ def _group() -> None:
 
 @app.command("record")
 def record(
-    world: Annotated[str, typer.Argument(metavar="WORLD", help="room or vizdoom.")],
+    world: Annotated[str, typer.Argument(metavar="WORLD", help="room, panorama, vizdoom or atari:GAME.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Data set to make or to continue.")],
     episodes: Annotated[int, typer.Option(help="Walks of this split.")] = 200,
     frames: Annotated[int, typer.Option(help="Frames of each.")] = 200,
@@ -57,10 +57,24 @@ def check(
     from vidgen.data import EpisodeDataset, align_check
 
     episodes = EpisodeDataset(folder, split, window=1, in_memory=False)
-    correlations = align_check(episodes)
+    found = align_check(episodes)
     frames = sum(record.length for record in episodes.episodes)
     print(f"{folder}: {len(episodes.episodes)} episodes, {frames} frames of {split}, {episodes.info.world}")
-    print("correlation by shift: " + ", ".join(f"{lag:+d}: {value:.2f}" for lag, value in correlations.items()))
+    print(f"correlation by shift: {found}")
+    if found.lag is None:
+        print("undetermined: too little of what changes in the frames comes from the actions to tell", file=sys.stderr)
+
+
+@app.command("import-realestate10k")
+def import_realestate10k(
+    tree: Annotated[Path, typer.Argument(metavar="TREE", help="Folder that holds training_256, training_poses, …")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Data set to make or to continue.")],
+) -> None:
+    """Import RealEstate10K as the Diffusion Forcing Transformer lays it out, without clips of broken cameras."""
+    from vidgen.data import import_realestate10k as import_clips
+
+    report = import_clips(tree, output)
+    print(f"{output}: {report.added} episodes added, {len(report.rejected)} left out")
 
 
 @app.command("play")

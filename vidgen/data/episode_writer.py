@@ -7,14 +7,17 @@ import os
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
+import torch
 
 from vidgen.controls import ActionSpec
 from vidgen.data.episodes import (
     EPISODES_PATH,
     INFO_PATH,
+    LOSSLESS_SIZE,
     SPLITS,
     EpisodeRecord,
     EpisodesInfo,
@@ -25,15 +28,15 @@ from vidgen.data.episodes import (
 )
 from vidgen.data.latent_dataset import DatasetError
 from vidgen.runtime.checkpoint import atomic_write
-from vidgen.runtime.errors import ConfigError, VidgenError, suggestion
+from vidgen.runtime.errors import ConfigError, suggestion
 
-# Up to this many pixels on a side, frames are stored without loss: chroma subsampling would hurt small ones badly.
-LOSSLESS_SIZE = 96
+# A file is full at either.
 EPISODES_PER_FILE = 16
+BYTES_PER_FILE = 2**30  # of pixels, which wait in memory until then
 
 
 class EpisodeWriter:
-    """Adds episodes to a data set, `EPISODES_PER_FILE` to a file.
+    """Adds episodes to a data set, up to `EPISODES_PER_FILE` or `BYTES_PER_FILE` to a file.
 
     A file appears when it is full, or at `close`; a recording that was interrupted goes on after the last whole one,
     see `records`.
@@ -43,6 +46,7 @@ class EpisodeWriter:
         info: what it is about.
 
     Raises:
+        ConfigError: a size that cannot be stored.
         DatasetError: the folder holds episodes of something else.
 
     Example:
@@ -54,8 +58,10 @@ class EpisodeWriter:
 
     def __init__(self, root: str | os.PathLike, info: EpisodesInfo) -> None:
         import_parquet()
+        if not info.is_lossless and any(side % 2 for side in info.size):
+            raise ConfigError(f"size={info.size}; allowed: even above {LOSSLESS_SIZE} pixels.")
         self.root, self.info = Path(root), info
-        self._columns = len(ActionSpec.from_dict(info.action_spec).columns)
+        self._action_spec = ActionSpec.from_dict(info.action_spec)
         self._records: list[EpisodeRecord] = []
         self._pending: list[tuple[EpisodeRecord, np.ndarray, list[dict]]] = []
         if (self.root / INFO_PATH).exists():
@@ -88,6 +94,7 @@ class EpisodeWriter:
         dones: np.ndarray | None = None,
         split: str = "train",
         seed: int = 0,
+        scene_seed: int = 0,
     ) -> None:
         """Add an episode.
 
@@ -99,10 +106,13 @@ class EpisodeWriter:
             dones: `(frames,)` bool; default False.
             split: one of `SPLITS`.
             seed: of the walk, for the record.
+            scene_seed: of the scene, for the record.
 
         Raises:
             ConfigError: an unknown split.
-            DatasetError: shapes that don't belong together, or numbers that are not finite.
+            ControlError: an action out of its column's range.
+            DatasetError: shapes that don't belong together, numbers that are not finite, or a first action that is not
+                the null action.
         """
         if split not in SPLITS:
             raise ConfigError(f"split={split!r}: {suggestion(split, SPLITS)}.")
@@ -113,7 +123,7 @@ class EpisodeWriter:
         dones = np.zeros(length, bool) if dones is None else np.asarray(dones, bool)
         wanted = {
             "frames": (frames, (length, *self.info.size, 3)),
-            "actions": (actions, (length, self._columns)),
+            "actions": (actions, (length, self._action_spec.width)),
             "poses": (poses, (length, len(self.info.pose_names))),
             "rewards": (rewards, (length,)),
             "dones": (dones, (length,)),
@@ -125,11 +135,18 @@ class EpisodeWriter:
                 raise DatasetError(f"{name} of frame {np.argwhere(~np.isfinite(values))[0, 0]} are not finite.")
         if frames.dtype != np.uint8:
             raise DatasetError(f"frames are {frames.dtype}; allowed: uint8.")
+        null = self._action_spec.null().numpy()
+        if not np.array_equal(actions[0], null):
+            raise DatasetError(
+                f"the first action is {actions[0].tolist()}; allowed: the null action {null.tolist()}, because row k "
+                "holds what produced frame k."
+            )
+        self._action_spec.check(torch.from_numpy(actions))
 
         index = len(self._records) + len(self._pending)
         offset = sum(record.length for record, _, _ in self._pending)
         file = self._records[-1].file + 1 if self._records else 0
-        record = EpisodeRecord(index, length, split, seed, file, offset)
+        record = EpisodeRecord(index, length, split, seed, file, offset, scene_seed)
         rows = [
             {
                 "episode_index": index,
@@ -143,7 +160,8 @@ class EpisodeWriter:
             for frame in range(length)
         ]
         self._pending.append((record, frames, rows))
-        if len(self._pending) == EPISODES_PER_FILE:
+        pixels = sum(frames.nbytes for _, frames, _ in self._pending)
+        if len(self._pending) == EPISODES_PER_FILE or pixels >= BYTES_PER_FILE:
             self._write_file()
 
     def close(self) -> None:
@@ -167,10 +185,10 @@ class EpisodeWriter:
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         frames = np.concatenate([frames for _, frames, _ in self._pending])
         with atomic_write(self.root / video_path(file)) as path:
-            path.write_bytes(_encode(frames, self.info.fps))
+            path.write_bytes(_encode(frames, self.info))
         rows = [row for _, _, episode_rows in self._pending for row in episode_rows]
         with atomic_write(self.root / data_path(file)) as path:
-            import_parquet().write_table(pyarrow.Table.from_pylist(rows), path)
+            import_parquet().write_table(pyarrow.Table.from_pylist(rows, schema=_row_schema()), path)
         self._records += [record for record, _, _ in self._pending]
         self._pending = []
         self._write_records()
@@ -189,21 +207,27 @@ class EpisodeWriter:
             import_parquet().write_table(table, path)
 
 
-def _encode(frames: np.ndarray, fps: float) -> bytes:
+def _row_schema() -> Any:
+    import pyarrow
+
+    vector = pyarrow.list_(pyarrow.float64())
+    kinds = {"episode_index": pyarrow.int64(), "frame_index": pyarrow.int64(), "timestamp": pyarrow.float64()}
+    kinds |= {"action": vector, "pose": vector, "reward": pyarrow.float64(), "done": pyarrow.bool_()}
+    return pyarrow.schema(list(kinds.items()))
+
+
+def _encode(frames: np.ndarray, info: EpisodesInfo) -> bytes:
     """An mp4: without loss for small frames, else H.264 with short groups of pictures, which random access needs."""
-    height, width = frames.shape[1:3]
-    lossless = max(height, width) <= LOSSLESS_SIZE
-    if not lossless and (height % 2 or width % 2):
-        raise VidgenError(f"frames of {width}x{height} pixels cannot be stored; above {LOSSLESS_SIZE} sides are even.")
+    height, width = info.size
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
-        codec, options = ("libx264rgb", {"crf": "0"}) if lossless else ("libx264", {"crf": "17"})
+        codec, options = ("libx264rgb", {"crf": "0"}) if info.is_lossless else ("libx264", {"crf": "17"})
         # bf=0: times then start at 0; one thread: the same bytes on every machine.
         stream = container.add_stream(
-            codec, rate=Fraction(fps).limit_denominator(1000), options={**options, "bf": "0"}
+            codec, rate=Fraction(info.fps).limit_denominator(1000), options={**options, "bf": "0"}
         )
         stream.width, stream.height = width, height
-        stream.pix_fmt = "rgb24" if lossless else "yuv420p"
+        stream.pix_fmt = "rgb24" if info.is_lossless else "yuv420p"
         stream.gop_size = 8
         stream.thread_count = 1
         for frame in frames:

@@ -12,6 +12,7 @@ action of a world that can be walked through is the recorded motion, never a pre
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,32 +24,33 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from vidgen.controls import ActionSpec, camera_deltas, planar_deltas, walking_cameras
+from vidgen.controls import CAMERA_SPEC, ActionSpec, camera_deltas, planar_deltas, walking_cameras
 from vidgen.data.latent_dataset import DatasetError
 from vidgen.data.video_reader import VideoReader
-from vidgen.runtime.device import generator_for
+from vidgen.runtime.device import available_memory, generator_for
 from vidgen.runtime.errors import ConfigError, VidgenError, suggestion
 
 FORMAT_VERSION = 1
 INFO_PATH = Path("meta/info.json")
 EPISODES_PATH = Path("meta/episodes.parquet")
 SPLITS = ("train", "validation", "test")
-# What the numbers of a pose are, for the worlds whose motion can be computed from poses.
+# What the numbers of a pose are, for the worlds whose motion can be computed from poses: somebody who walks, a crop
+# that slides over a picture, cameras in space.
 PLANAR_POSE = ("x", "y", "heading")
-# The actions of a clip are compared with what changes in its frames at these shifts.
-LAGS = (-2, -1, 0, 1, 2)
-
-
-class EpisodeAlignmentError(VidgenError):
-    """Actions do not belong to the frames they are stored with; names the shift that fits."""
+SLIDING_POSE = ("x", "y")
+CAMERA_POSE = CAMERA_SPEC.names
+# Up to this many pixels on a side, frames are stored without loss: chroma subsampling would hurt small ones badly.
+LOSSLESS_SIZE = 96
+# Files kept open by a data set that doesn't hold its frames in memory.
+MAX_OPEN_FILES = 32
 
 
 def import_parquet() -> Any:
-    """pyarrow.parquet, or an error that says what to install."""
+    """Get pyarrow.parquet, or an error that says what to install."""
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise VidgenError('Episodes need pyarrow: pip install "vidgen[worlds]".') from error
+        raise VidgenError('Episodes need pyarrow: pip install "vidgen[train]".') from error
     return pyarrow.parquet
 
 
@@ -90,9 +92,34 @@ class EpisodesInfo:
     eye_height: float = 0.0
     version: int = FORMAT_VERSION
 
+    def __post_init__(self) -> None:
+        if self.pose_names not in ((), PLANAR_POSE, SLIDING_POSE, CAMERA_POSE):
+            raise ConfigError(
+                f"pose_names={self.pose_names}; allowed: {PLANAR_POSE}, {SLIDING_POSE}, those of CAMERA_SPEC, none."
+            )
+        if not (math.isfinite(self.fps) and self.fps > 0):
+            raise ConfigError(f"fps={self.fps}; allowed: > 0.")
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether frames come back exactly."""
+        return max(self.size) <= LOSSLESS_SIZE
+
     def to_json(self) -> str:
-        """The text of `info.json`."""
-        return json.dumps(asdict(self), indent=1)
+        """The text of `info.json`: the attributes, and for other readers what they say about the files."""
+        actions = [column["name"] for column in self.action_spec["columns"]]
+        numbers = {"episode_index": "int64", "frame_index": "int64", "timestamp": "float64", "reward": "float64"}
+        features = {
+            "frames": {"dtype": "video", "shape": [*self.size, 3], "names": ["height", "width", "channel"]},
+            "action": {"dtype": "float64", "shape": [len(actions)], "names": actions},
+            "pose": {"dtype": "float64", "shape": [len(self.pose_names)], "names": list(self.pose_names)},
+            **{name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in numbers.items()},
+            "done": {"dtype": "bool", "shape": [1], "names": None},
+        }
+        chunk = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+        paths = {"data_path": f"data/{chunk}.parquet", "video_path": f"videos/{{video_key}}/{chunk}.mp4"}
+        codec = "libx264rgb, lossless" if self.is_lossless else "libx264, yuv420p"
+        return json.dumps({**asdict(self), "codec": codec, "features": features, **paths}, indent=1)
 
     @classmethod
     def read(cls, root: Path) -> EpisodesInfo:
@@ -113,17 +140,17 @@ class EpisodesInfo:
             version = fields["version"]
             if version != FORMAT_VERSION:
                 raise DatasetError(f"{path} has format version {version!r}; allowed: {FORMAT_VERSION}.")
-            fields["size"], fields["pose_names"] = tuple(fields["size"]), tuple(fields["pose_names"])
-            return cls(**fields)
+            fields = {name: fields[name] for name in cls.__dataclass_fields__}
+            return cls(**{**fields, "size": tuple(fields["size"]), "pose_names": tuple(fields["pose_names"])})
+        except DatasetError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, DatasetError):
-                raise
             raise DatasetError(f"{path} is damaged: {type(error).__name__} {error}.") from error
 
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """An episode: its number, frames, split, seed of its walk, file and first frame there."""
+    """An episode: its number, frames, split, seed of its walk, file and first frame there, seed of its scene."""
 
     index: int
     length: int
@@ -131,6 +158,7 @@ class EpisodeRecord:
     seed: int
     file: int
     frame_offset: int
+    scene_seed: int = 0
 
 
 def read_records(root: Path) -> list[EpisodeRecord]:
@@ -168,7 +196,8 @@ class EpisodeDataset(Dataset):
 
     Raises:
         DatasetError: the folder is missing, damaged, of another version, or holds numbers that are not finite.
-        ConfigError: an unknown split or kind of controls, or a window that is longer than an episode.
+        ConfigError: an unknown split or kind of controls, a window that is longer than an episode, or more frames than
+            fit in memory.
 
     Example:
         ```py
@@ -199,19 +228,24 @@ class EpisodeDataset(Dataset):
                 "num_sparse less than window."
             )
         self.root, self.split = Path(root), split
-        self.window, self.skip, self.controls_kind, self.num_sparse, self.seed = (
-            window,
-            skip,
-            controls,
-            num_sparse,
-            seed,
-        )
+        self.window, self.skip, self.num_sparse, self.seed = window, skip, num_sparse, seed
+        self.controls_kind = controls
         self.info = EpisodesInfo.read(self.root)
         self.action_spec = ActionSpec.from_dict(self.info.action_spec)
-        self.episodes = [record for record in read_records(self.root) if record.split == split]
         if not self.info.pose_names and (skip > 1 or num_sparse or controls == "cameras"):
             raise ConfigError(f"{self.root} holds no poses; allowed: skip=1, num_sparse=0, controls='actions'.")
-        self._columns = self._read_columns()
+        if controls == "cameras" and self.info.pose_names not in (PLANAR_POSE, CAMERA_POSE):
+            raise ConfigError(
+                f"Poses of {self.root} are {', '.join(self.info.pose_names)}: no cameras; allowed: controls='actions'."
+            )
+        records = read_records(self.root)
+        self.episodes = [record for record in records if record.split == split]
+        self._file_frames = {
+            file: sum(record.length for record in records if record.file == file)
+            for file in sorted({record.file for record in self.episodes})
+        }
+        self._columns = {file: self._read_columns(file) for file in self._file_frames}
+
         dense = (window - num_sparse - 1) * skip + 1  # recorded frames that the contiguous part covers
         self._first_start = num_sparse  # frames before it, of which the sparse ones are drawn
         self._num_starts = []
@@ -224,39 +258,71 @@ class EpisodeDataset(Dataset):
                 )
             self._num_starts.append(starts)
         self._ends = np.cumsum(self._num_starts)
-        self._videos: dict[int, Any] = {}
+
+        self._videos: dict[int, np.ndarray] = {}
+        self._readers: dict[int, VideoReader] = {}
+        missing = [video_path(file) for file in self._file_frames if not (self.root / video_path(file)).is_file()]
+        if missing:
+            raise DatasetError(f"{self.root / missing[0]} is missing; {EPISODES_PATH} names it.")
         if in_memory:
-            files = sorted({record.file for record in self.episodes})
-            for file in tqdm(files, desc=f"reading {self.root.name}", disable=len(files) < 4, leave=False):
-                with self._reader(file) as reader:
-                    self._videos[file] = reader[:]
+            self._read_videos()
 
-    def _reader(self, file: int) -> VideoReader:
-        return VideoReader(self.root / video_path(file))
+    def _read_videos(self) -> None:
+        needed = sum(self._file_frames.values()) * 3 * math.prod(self.info.size)
+        if needed > available_memory():
+            raise ConfigError(
+                f"frames of {self.root} need {needed / 2**30:.1f} GiB of memory, {available_memory() / 2**30:.1f} GiB "
+                "are free; allowed: in_memory=False, which reads each window from its file."
+            )
+        files = list(self._file_frames)
+        for file in tqdm(files, desc=f"reading {self.root.name}", disable=len(files) < 4, leave=False):
+            with self._open_video(file) as reader:
+                self._videos[file] = reader[:]
 
-    def _read_columns(self) -> dict[int, dict[str, np.ndarray]]:
-        """Actions, poses, rewards and dones of every file."""
-        columns = {}
-        for file in sorted({record.file for record in self.episodes}):
-            path = self.root / data_path(file)
-            try:
-                table = import_parquet().read_table(path)
-                columns[file] = {
-                    "actions": np.array(table["action"].to_pylist(), np.float64),
-                    "poses": np.array(table["pose"].to_pylist(), np.float64),
-                    "rewards": table["reward"].to_numpy(),
-                    "dones": table["done"].to_numpy(),
-                }
-            except (OSError, KeyError, ValueError) as error:
-                raise DatasetError(f"cannot read {path}: {error}") from error
-            for name in ("actions", "poses"):
-                wrong = np.argwhere(~np.isfinite(columns[file][name]))
-                if len(wrong):
-                    row = table.slice(int(wrong[0, 0]), 1).to_pylist()[0]
-                    raise DatasetError(
-                        f"{path}: {name} of episode {row['episode_index']}, frame {row['frame_index']} are not finite."
-                    )
+    def _open_video(self, file: int) -> VideoReader:
+        path = self.root / video_path(file)
+        reader = VideoReader(path)
+        found = (len(reader), reader.height, reader.width)
+        if found != (self._file_frames[file], *self.info.size):
+            reader.close()
+            raise DatasetError(
+                f"{path} holds {found[0]} frames of {found[1]} x {found[2]} pixels; by the other files there are "
+                f"{self._file_frames[file]} of {self.info.size[0]} x {self.info.size[1]}."
+            )
+        return reader
+
+    def _read_columns(self, file: int) -> dict[str, np.ndarray]:
+        """Actions, poses, rewards and dones of a file."""
+        path = self.root / data_path(file)
+        widths = {"action": self.action_spec.width, "pose": len(self.info.pose_names)}
+        num_frames = self._file_frames[file]
+        try:
+            table = import_parquet().read_table(path)
+            vectors = {
+                name: table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+                for name in widths
+            }
+            columns = {"rewards": table["reward"].to_numpy(), "dones": table["done"].to_numpy()}
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            raise DatasetError(f"cannot read {path}: {error}") from error
+        for name, width in widths.items():
+            if len(table) != num_frames or vectors[name].size != num_frames * width:
+                raise DatasetError(
+                    f"{path} holds {len(table)} rows and {vectors[name].size} numbers of {name}; by the other files "
+                    f"there are {num_frames} rows with {width} numbers each."
+                )
+            values = columns[f"{name}s"] = vectors[name].reshape(num_frames, width)
+            wrong = np.argwhere(~np.isfinite(values))
+            if len(wrong):
+                row = table.slice(int(wrong[0, 0]), 1).to_pylist()[0]
+                raise DatasetError(
+                    f"{path}: {name} of episode {row['episode_index']}, frame {row['frame_index']} is not finite."
+                )
         return columns
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process that isn't forked opens the files itself.
+        return {**self.__dict__, "_readers": {}}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -275,15 +341,28 @@ class EpisodeDataset(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         episode, frame_ids = self.window_frames(index)
-        columns = self._columns[self.episodes[episode].file]
-        rows = self.episodes[episode].frame_offset + frame_ids
+        return {**self.episode(episode, frame_ids), "start": int(frame_ids[0])}
+
+    def episode(self, episode: int, frame_ids: np.ndarray | None = None) -> dict[str, Any]:
+        """An episode, or chosen frames of it.
+
+        Args:
+            episode: its place in `episodes`.
+            frame_ids: numbers of frames `(frames,)` in rising order; `None` takes all.
+
+        Returns:
+            `frames` uint8 `(frames, height, width, 3)`, `controls` float64 `(frames, columns)`, `poses` float64
+            `(frames, numbers of a pose)`, `rewards` float32 and `dones` bool `(frames,)`, and `episode`, its number in
+            the data set.
+        """
+        columns, rows = self._columns[self.episodes[episode].file], self._rows(episode, frame_ids)
         return {
             "frames": torch.from_numpy(self.frames(episode, frame_ids)),
             "controls": self.controls(episode, frame_ids),
+            "poses": torch.from_numpy(columns["poses"][rows]),
             "rewards": torch.from_numpy(columns["rewards"][rows].astype(np.float32)),
             "dones": torch.from_numpy(columns["dones"][rows].astype(bool)),
             "episode": self.episodes[episode].index,
-            "start": int(frame_ids[0]),
         }
 
     def _rows(self, episode: int, frame_ids: np.ndarray | None) -> np.ndarray:
@@ -295,8 +374,11 @@ class EpisodeDataset(Dataset):
         file, rows = self.episodes[episode].file, self._rows(episode, frame_ids)
         if file in self._videos:
             return self._videos[file][rows]
-        with self._reader(file) as reader:
-            return reader.get_batch(rows.tolist())
+        if file not in self._readers:
+            if len(self._readers) == MAX_OPEN_FILES:
+                self._readers.pop(next(iter(self._readers))).close()
+            self._readers[file] = self._open_video(file)
+        return self._readers[file].get_batch(rows.tolist())
 
     def poses(self, episode: int, frame_ids: np.ndarray | None = None) -> np.ndarray:
         """float64 `(frames, numbers of a pose)`."""
@@ -309,60 +391,11 @@ class EpisodeDataset(Dataset):
     def controls(self, episode: int, frame_ids: np.ndarray | None = None) -> Tensor:
         """Controls of chosen frames, float64 `(frames, columns)`: cameras, buttons, or the motion between them."""
         poses = torch.from_numpy(self.poses(episode, frame_ids))
-        is_planar = self.info.pose_names == PLANAR_POSE
+        names = self.info.pose_names
         if self.controls_kind == "cameras":
-            return walking_cameras(poses, self.info.focal, self.info.eye_height) if is_planar else poses
-        if not self.info.pose_names:
+            return poses if names == CAMERA_POSE else walking_cameras(poses, self.info.focal, self.info.eye_height)
+        if not names:
             return torch.from_numpy(self.actions(episode, frame_ids))
-        return planar_deltas(poses) if is_planar else camera_deltas(poses)
-
-
-def alignment(frames: np.ndarray, actions: np.ndarray) -> dict[int, float]:
-    """How well actions explain what changes, if they are shifted.
-
-    Args:
-        frames: uint8 `(frames, height, width, 3)` of one episode.
-        actions: `(frames, columns)`.
-
-    Returns:
-        Shift -> correlation of the size of action k with the change from frame k - 1 + shift to k + shift. It is
-        largest at 0 where row k is the action that produced frame k; at 1 actions are stored one row early.
-    """
-    change = np.abs(np.diff(frames.astype(np.float32), axis=0)).mean(axis=(1, 2, 3))
-    spread = np.abs(actions).max(axis=0)
-    size = np.abs(actions[1:] / np.where(spread > 0, spread, 1)).max(axis=1)
-    edge = max(LAGS)
-    middle = size[edge : len(size) - edge]
-    correlations = {}
-    for lag in LAGS:
-        shifted = change[edge + lag : len(change) - edge + lag]
-        deviations = middle.std() * shifted.std()
-        covariance = ((middle - middle.mean()) * (shifted - shifted.mean())).mean()
-        correlations[lag] = float(covariance / deviations) if deviations > 0 else 0.0
-    return correlations
-
-
-def align_check(episodes: EpisodeDataset, num_episodes: int = 32) -> dict[int, float]:
-    """Check that the actions of a data set belong to its frames.
-
-    Args:
-        episodes: the data set.
-        num_episodes: how many of its episodes are looked at.
-
-    Returns:
-        Mean of [`alignment`] over the episodes.
-
-    Raises:
-        EpisodeAlignmentError: another shift fits better than none; named.
-    """
-    chosen = range(min(num_episodes, len(episodes.episodes)))
-    each = [alignment(episodes.frames(episode), episodes.actions(episode)) for episode in chosen]
-    means = {lag: float(np.mean([correlations[lag] for correlations in each])) for lag in LAGS}
-    best = max(means, key=means.__getitem__)
-    if best != 0:
-        table = ", ".join(f"{lag:+d}: {value:.2f}" for lag, value in means.items())
-        raise EpisodeAlignmentError(
-            f"Actions of {episodes.root} fit the frames {best:+d} rows away (correlation by shift: {table}). Row k "
-            "must hold the action that produced frame k; record it again, or shift the actions."
-        )
-    return means
+        if names == SLIDING_POSE:
+            return torch.cat([torch.zeros_like(poses[:1]), poses.diff(dim=0)])
+        return planar_deltas(poses) if names == PLANAR_POSE else camera_deltas(poses)

@@ -26,6 +26,9 @@ from vidgen.runtime.errors import VidgenError, suggestion
 
 logger = logging.getLogger(__name__)
 
+# Pixels of a frame up to which handing slices to threads costs more than decoding them.
+SMALL_FRAME = 256 * 256
+
 
 class VideoDecodeError(VidgenError):
     """A video file is missing, damaged, or in a format that cannot be decoded."""
@@ -255,6 +258,8 @@ class _PyAVBackend:
         except av.FFmpegError as error:
             raise _decode_error(path, index.codec, error) from error
         self._stream = self._container.streams.video[0]
+        if index.height * index.width <= SMALL_FRAME:
+            self._stream.codec_context.thread_count = 1
         self._decoded: Iterator[av.VideoFrame] | None = None
         self._timestamp = -1  # of the frame decoded last
 
@@ -262,7 +267,7 @@ class _PyAVBackend:
         frames = np.empty((len(indices), self._index.height, self._index.width, 3), np.uint8)
         try:
             for row, index in enumerate(indices):
-                frames[row] = self._frame(index).to_ndarray(format="rgb24")
+                frames[row] = self._frame(index).to_ndarray(format="rgb24", threads=1)
         except av.FFmpegError as error:
             self._decoded = None
             raise _decode_error(self._path, self._index.codec, error) from error

@@ -134,7 +134,7 @@ class WorldModelPipeline(DiffusionPipeline):
         Yields:
             uint8 `(height, width, 3)` or `(batch, height, width, 3)`: the frames of `__call__` after the prompt.
         """
-        frames, controls = np.asarray(prompt_frames), torch.as_tensor(controls)
+        frames, controls = np.asarray(prompt_frames), torch.as_tensor(controls, dtype=torch.float64)
         self.control_encoder.controls.spec.check(controls)
         num_prompts = frames.shape[-4] if frames.ndim > 3 else 1
         if num_prompts > controls.shape[-2]:

@@ -500,11 +500,11 @@ class WorldSession:
         """After a prompt: latents `(rows, channels, frames, h, w)`, controls `(rows, frames, columns)`."""
         is_rolling = self.cache == "rolling"
         chooses = self._memory_config is not None and not is_rolling
-        no_places = torch.empty(0, controls.shape[-1], dtype=torch.float64)
-        rows = [
-            WorldRow(seed, 0, (), latent[:, :0], no_places, make_memory(self._memory_config, 1) if chooses else None)
-            for seed, latent in zip(seeds, latents, strict=True)
-        ]
+        no_places = (_origin(self.encoder) if self._leaves_frames_out else controls[0, 0])[None][:0]
+        rows = []
+        for seed, latent in zip(seeds, latents, strict=True):
+            memory = make_memory(self._memory_config, 1) if chooses else None
+            rows.append(WorldRow(seed, 0, (), latent[:, :0], no_places, memory))
         state = WorldSnapshot(tuple(rows), make_memory(self._memory_config, 1) if is_rolling else None)
         for frame in range(latents.shape[2]):
             state, _ = self._advance(state, controls[:, frame], latents[:, :, frame])
@@ -528,47 +528,46 @@ class WorldSession:
         for index, row in enumerate(state.rows):
             groups.setdefault(0 if state.memory is not None else len(row.frame_ids), []).append(index)
 
-        rows, new_latents, memory = list(state.rows), list(state.rows), state.memory
+        rows, made, memory = list(state.rows), {}, state.memory
         for indices in groups.values():
-            old_rows = [state.rows[index] for index in indices]
-            places = self._next_places(old_rows, controls[indices])
+            group = [state.rows[index] for index in indices]
+            places = self._next_places(group, controls[indices])
             if latents is None or self._memory_config is not None:
-                context = self._context(indices, old_rows, places, state.memory)
+                context = self._context(indices, group, places, state.memory)
             new = self._denoise(context) if latents is None else latents[indices]
-            memories = [None] * len(indices)
-            if self._memory_config is not None:
-                key_values = self._key_values(context, new)
-                if state.memory is not None:
-                    memory = state.memory.clone()
-                    memory.commit(key_values)
-                else:
-                    memories = [_committed(row, index, key_values) for index, row in enumerate(old_rows)]
+            key_values = None if self._memory_config is None else self._key_values(context, new)
+            if memory is not None:
+                memory = state.memory.clone()
+                memory.commit(key_values)
             for position, index in enumerate(indices):
-                kept = None
-                if self._memory_config is not None:
-                    chosen = memory.frame_ids[index] if memory is not None else memories[position].frame_ids[0]
-                    kept = set(chosen.tolist())
-                rows[index] = self._appended(
-                    old_rows[position], new[position], places[position], kept, memories[position]
-                )
-                new_latents[index] = new[position]
-        return WorldSnapshot(tuple(rows), memory), torch.stack(new_latents)
+                kept, row_memory = None, None
+                if memory is not None:
+                    kept = memory.frame_ids[index]
+                elif key_values is not None:
+                    row_memory = _committed(group[position], position, key_values)
+                    kept = row_memory.frame_ids[0]
+                rows[index] = self._appended(group[position], new[position], places[position], kept, row_memory)
+                made[index] = new[position]
+        return WorldSnapshot(tuple(rows), memory), torch.stack([made[index] for index in range(len(rows))])
 
     def _appended(
-        self, row: WorldRow, latent: torch.Tensor, place: torch.Tensor, kept: set[int] | None, memory: KVMemory | None
+        self,
+        row: WorldRow,
+        latent: torch.Tensor,
+        place: torch.Tensor,
+        kept: torch.Tensor | None,
+        memory: KVMemory | None,
     ) -> WorldRow:
-        """A row with one more frame; of its context stay the frames in `kept`, or the newest that fit the window."""
+        """A row with one more frame; its context are the frame ids in `kept`, or the newest that fit."""
         frame_ids = (*row.frame_ids, row.num_frames)
-        if kept is None:
-            kept = set(frame_ids[-(self.window - 1) :])
-        index = [position for position, frame_id in enumerate(frame_ids) if frame_id in kept]
-        places = torch.cat([row.places.view(-1, len(place)), place[None]])
+        staying = set(frame_ids[-(self.window - 1) :] if kept is None else kept.tolist())
+        index = [position for position, frame_id in enumerate(frame_ids) if frame_id in staying]
         return WorldRow(
             seed=row.seed,
             num_frames=row.num_frames + 1,
             frame_ids=tuple(frame_ids[position] for position in index),
             latents=torch.cat([row.latents, latent[:, None]], dim=1)[:, index],
-            places=places[index],
+            places=_with(row.places, place)[index],
             memory=memory,
         )
 
@@ -602,12 +601,7 @@ class WorldSession:
             if rows[0].num_frames:
                 window = torch.cat([self.encoder.controls.spec.null().expand_as(window), window], dim=1)
             return self.encoder(window)
-        windows = torch.stack(
-            [
-                torch.cat([row.places.view(-1, len(place)), place[None]])
-                for row, place in zip(rows, places, strict=True)
-            ]
-        )
+        windows = torch.stack([_with(row.places, place) for row, place in zip(rows, places, strict=True)])
         return self.encoder(_motion_between(windows) if self._leaves_frames_out else windows)
 
     @property
@@ -620,7 +614,13 @@ class WorldSession:
         """`(rows, columns)` that the rows keep of the next frame's controls."""
         if not self._leaves_frames_out:
             return controls
-        return torch.stack([_integrate(self.encoder, row, delta) for row, delta in zip(rows, controls, strict=True)])
+        origin = _origin(self.encoder)
+        return torch.stack(
+            [
+                _integrate(row.places[-1], delta) if row.num_frames else origin
+                for row, delta in zip(rows, controls, strict=True)
+            ]
+        )
 
     # --- the network --------------------------------------------------------------------------------------------
 
@@ -683,11 +683,10 @@ class WorldSession:
 
 
 def _as_tensor(values: Frames | Sequence) -> torch.Tensor:
-    """On the CPU, without copying arrays that torch can read."""
+    """On the CPU; arrays are copied, because torch reads neither flipped nor read-only ones."""
     if isinstance(values, torch.Tensor):
         return values.detach().cpu()
-    array = np.asarray(values)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.from_numpy(np.array(values, order="C"))
 
 
 def _seeds(seed: int | Sequence[int], batch_size: int) -> list[int]:
@@ -706,6 +705,11 @@ def _take(controls: torch.Tensor, start: int | None, stop: int | None) -> torch.
     return controls[:, :, start:stop] if controls.ndim == 5 else controls[:, start:stop]
 
 
+def _with(places: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """One row more."""
+    return torch.cat([places, place[None]])
+
+
 def _committed(row: WorldRow, index: int, key_values: KeyValues) -> KVMemory:
     """The memory of a row with one more frame; `index` is that of the row in the keys and values."""
     memory = row.memory.clone()
@@ -713,13 +717,16 @@ def _committed(row: WorldRow, index: int, key_values: KeyValues) -> KVMemory:
     return memory
 
 
-def _integrate(encoder: ControlEncoder, row: WorldRow, delta: torch.Tensor) -> torch.Tensor:
-    """The pose `(3 or 16,)` that a delta leads to; the first frame of a video is at the origin."""
-    is_camera = encoder.controls.spec.names == CAMERA_DELTA_SPEC.names
-    if not row.num_frames:
-        return CAMERA_SPEC.null() if is_camera else torch.zeros_like(delta)
+def _origin(encoder: ControlEncoder) -> torch.Tensor:
+    """The pose `(3 or 16,)` at the first frame of a video that is steered by motion."""
+    spec = encoder.controls.spec
+    return CAMERA_SPEC.null() if spec.names == CAMERA_DELTA_SPEC.names else spec.null()
+
+
+def _integrate(pose: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    """The pose `(3 or 16,)` that a delta leads to."""
     deltas = torch.stack([torch.zeros_like(delta), delta])
-    return (integrate_cameras if is_camera else integrate_planar)(row.places[-1], deltas)[-1]
+    return (integrate_planar if len(pose) == 3 else integrate_cameras)(pose, deltas)[-1]
 
 
 def _motion_between(places: torch.Tensor) -> torch.Tensor:
