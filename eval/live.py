@@ -363,7 +363,8 @@ def steps_of_equal_time(data: WalkData) -> dict[str, Any]:
     }
     # The first step of each stage.
     stages = [0, *(math.ceil(end * sizes.arm_steps) for end in STAGE_ENDS)]
-    kinds = {"df": (methods["df"], 0)} | {f"live from {step}": (methods["live"], step) for step in stages}
+    kinds = {"df": (methods["df"], 0)}
+    kinds |= {f"live, stage {index + 1}": (methods["live"], step) for index, step in enumerate(stages)}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for turn in range(TIMED_STEPS + 1):
         batch = {name: tensor.to(device) for name, tensor in data.batch(turn, 0, 1, sizes.batch_size).items()}

@@ -99,7 +99,7 @@ def test_large_frames_are_compressed_with_short_groups_and_many_files(tmp_path: 
 def test_few_files_stay_open_and_workers_open_their_own(
     recorded: Path, damaged: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    record(RoomWorld(SIZE), damaged, 20, FRAMES)
+    record(RoomWorld(SIZE), damaged, 6, FRAMES)  # a second file
     monkeypatch.setattr(episodes_module, "MAX_OPEN_FILES", 1)
     in_memory = EpisodeDataset(damaged, window=4)
     from_files = EpisodeDataset(damaged, window=4, in_memory=False)

@@ -48,17 +48,19 @@ def tree(tmp_path: Path) -> Path:
 
 def test_cameras_come_back_and_broken_clips_are_left_out(tree: Path, tmp_path: Path):
     (tree / "training_poses" / "f.pt").write_bytes(b"no tensor")
+    (tree / "training_256" / "0.mp4").write_bytes(b"no video")
+    (tree / "training_poses" / "0.pt").write_bytes((tree / "training_poses" / "a.pt").read_bytes())
     report = import_realestate10k(tree, tmp_path / "set")
     assert report.added == 3
     reasons = {Path(name).stem: reason for name, reason in report.rejected.items()}
-    assert set(reasons) == {"c", "d", "e", "f"}
+    assert set(reasons) == {"0", "c", "d", "e", "f"}
     assert "11 cameras for 12 frames" in reasons["c"]
-    assert "nan" in reasons["d"] and "no rotation" in reasons["e"] and "cannot read" in reasons["f"]
+    assert "frame 0 is not finite" in reasons["d"] and "no rotation" in reasons["e"] and "cannot read" in reasons["f"]
 
     frames, rows = write_clip(tmp_path / "again", "training", "b", 1)
     cameras = torch.cat([rows[:, :4], rows[:, 6:]], dim=1).double()
     train = EpisodeDataset(tmp_path / "set", window=4, skip=2, controls="cameras")
-    assert [item.seed for item in train.episodes] == [0, 1]
+    assert [item.seed for item in train.episodes] == [1, 2]  # a and b, after 0
     assert np.abs(train.frames(1).astype(int) - frames).mean() < 6
     window = train[len(train) - 1]  # frames 5, 7, 9 and 11 of b
     assert torch.equal(window["controls"], cameras[5::2])
@@ -82,4 +84,8 @@ def test_an_import_goes_on_where_it_ended(tree: Path, tmp_path: Path, monkeypatc
 
 def test_a_folder_without_clips(tmp_path: Path):
     with pytest.raises(DatasetError, match="expected training_256/"):
+        import_realestate10k(tmp_path, tmp_path / "set")
+    (tmp_path / "test_256").mkdir()
+    (tmp_path / "test_256" / "a.mp4").write_bytes(b"no video")
+    with pytest.raises(DatasetError, match="none of 1 clips can be read"):
         import_realestate10k(tmp_path, tmp_path / "set")

@@ -10,14 +10,21 @@ import torch
 
 from vidgen.controls import ActionColumn, ActionSpec, ButtonControls
 from vidgen.data import DatasetError, EpisodeDataset, make_world, record
-from vidgen.data.episode_writer import EPISODES_PER_FILE
 from vidgen.data.episodes import EPISODES_PATH, data_path, video_path
 from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.worlds.panorama import PanoramaWorld
 from vidgen.worlds.room import RoomWorld
 
-SIZE, FRAMES = 16, 24
-COUNT = EPISODES_PER_FILE + 2
+SIZE, FRAMES = 16, 12
+PER_FILE = 3
+COUNT = PER_FILE + 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_files():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vidgen.data.episode_writer.EPISODES_PER_FILE", PER_FILE)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +75,7 @@ def test_an_interrupted_recording_ends_with_the_same_files(
     monkeypatch.setattr(world, "render", fail)
     with pytest.raises(KeyboardInterrupt):
         record(world, root, COUNT, FRAMES, num_scenes=2, seed=5)
-    whole = EPISODES_PER_FILE if failing > EPISODES_PER_FILE else 0
+    whole = PER_FILE if failing > PER_FILE else 0
     assert len(EpisodeDataset(root, window=4).episodes) == whole  # readable at any moment
     monkeypatch.setattr(world, "render", render)
     assert record(world, root, COUNT, FRAMES, num_scenes=2, seed=5) == COUNT - whole
@@ -84,8 +91,8 @@ def test_other_settings_do_not_continue_a_recording(recorded: Path, world: RoomW
         settings = {"num_scenes": 2, "seed": 5, **changed}
         with pytest.raises(DatasetError, match="use the frames, seed and scenes of the first"):
             record(world, recorded, COUNT + 1, FRAMES, **settings)
-    with pytest.raises(DatasetError, match=f"episode 0 .* has {FRAMES} frames, .* give 12,"):
-        record(world, recorded, COUNT + 1, 12, num_scenes=2, seed=5)
+    with pytest.raises(DatasetError, match=f"episode 0 .* has {FRAMES} frames, .* give 8,"):
+        record(world, recorded, COUNT + 1, 8, num_scenes=2, seed=5)
     with pytest.raises(DatasetError, match="other size"):
         record(RoomWorld(32), recorded, COUNT + 1, FRAMES, num_scenes=2, seed=5)
     with pytest.raises(DatasetError, match="other fps"):

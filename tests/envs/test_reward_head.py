@@ -33,13 +33,13 @@ def make_batch(num_windows: int, seed: int, num_frames: int = 6) -> dict[str, to
 
 class Batches(torch.utils.data.Dataset):
     def __init__(self, batch: dict[str, torch.Tensor]) -> None:
-        self.batch = batch
+        self.windows = batch
 
     def __len__(self) -> int:
-        return len(self.batch["frames"])
+        return len(self.windows["frames"])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: values[index] for name, values in self.batch.items()}
+        return {name: values[index] for name, values in self.windows.items()}
 
 
 def make_head(**options: Any) -> RewardHead:
@@ -50,7 +50,7 @@ def make_head(**options: Any) -> RewardHead:
 
 def test_it_learns_a_rule_from_frames_and_actions(tmp_path: Path):
     head = make_head()
-    optimizers = {"reward_head": OptimizerConfig(lr=5e-3, weight_decay=0.0)}
+    optimizers = {"reward_head": OptimizerConfig(lr=1e-2, weight_decay=0.0)}
     config = TrainConfig(str(tmp_path / "run"), max_steps=80, optimizers=optimizers, batch_size=32)
     result = fit(RewardMethod(head), Batches(make_batch(256, seed=0)), config)
     trained = RewardHead.from_pretrained(result.weights_dir / "reward_head")
@@ -107,7 +107,7 @@ def test_the_loss_is_that_of_signs_and_ends_without_the_first_frame():
     expected = 0.0
     for window in range(4):
         for frame in range(1, 6):
-            sign = int(np.sign(batch["rewards"][window, frame]))
+            sign = int(batch["rewards"][window, frame].sign())
             expected -= likelihood[window, frame, sign + 1] / 20
             right = done[window, frame] if batch["dones"][window, frame] else 1 - done[window, frame]
             expected -= right.log() / 20

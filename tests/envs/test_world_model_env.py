@@ -42,7 +42,7 @@ def rollout(env: gymnasium.Env, actions: list[Any], seed: int | None = None, **o
 def test_gymnasium_accepts_the_environment(pipe, starts, action_space: str, cache: str):
     arguments = {"pipeline": pipe, "episodes": starts, "action_space": action_space, "cache": cache}
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         # Columns are in the units of the data, so that a rollout can be compared with it.
         warnings.filterwarnings("ignore", message=".*symmetric and normalized.*")
         # As registered: the checks of render modes and of closing twice need a spec.
@@ -153,7 +153,8 @@ def test_the_info_tells_how_much_is_seen_and_how_far_colors_have_drifted(pipe, s
 def test_the_picture_is_the_newest_frame(pipe, starts):
     env = WorldModelEnv(pipe, starts, render_mode="rgb_array")
     assert env.metadata["render_fps"] == 8 and env.render() is None
-    for frame in (env.reset(seed=0)[0], env.step(1)[0]):
+    for begin_or_go_on in (lambda: env.reset(seed=0), lambda: env.step(1)):
+        frame = begin_or_go_on()[0]
         np.testing.assert_array_equal(env.render(), frame)
         frame[:] = 0
         assert env.render().any()  # nobody can paint on it
@@ -164,11 +165,11 @@ def test_a_box_reaches_as_far_as_choices_or_else_starts_and_no_further():
     frames = np.zeros((3, 2, 8, 8, 3), np.uint8)
     controls = np.zeros((3, 2, 3))
     controls[:, 1, 1] = [-0.3, 0.1, 0.2]
-    box = Actions("box", wide, Starts({"frames": frames, "controls": controls}, wide)).space
-    np.testing.assert_allclose(box.low, [0, -0.3, 0], atol=1e-6)
-    np.testing.assert_allclose(box.high, [0.1, 0.2, np.pi], atol=1e-6)
+    actions = Actions("box", wide, Starts({"frames": frames, "controls": controls}, wide))
+    np.testing.assert_allclose(actions.space.low, [0, -0.3, 0], atol=1e-6)
+    np.testing.assert_allclose(actions.space.high, [0.1, 0.2, np.pi], atol=1e-6)
     # pi as float32 is more than pi, which the column would refuse.
-    assert float(box.high[2]) <= np.pi and float(box.high[0]) <= 0.1 and float(box.low[1]) >= -0.3
+    assert actions.controls([actions.space.high]).tolist() == [[0.1, 0.2, np.pi]]
 
 
 def test_buttons_that_do_nothing_together_with_those_that_do(make_world_model):
@@ -314,8 +315,8 @@ def test_one_dqn_loop_runs_on_cartpole_and_on_a_world_model(pipe, starts):
         gymnasium.make("CartPole-v1"),
         gymnasium.make("vidgen/WorldModel-v0", pipeline=pipe, episodes=starts, max_episode_steps=10),
     ):
-        _, losses = train_dqn(env, num_steps=45)
-        assert len(losses) == 30 and np.isfinite(losses).all()
+        _, losses = train_dqn(env, num_steps=35)
+        assert len(losses) == 20 and np.isfinite(losses).all()
 
 
 def test_the_package_names_the_extra_it_needs(monkeypatch: pytest.MonkeyPatch):

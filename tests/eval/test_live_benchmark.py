@@ -26,7 +26,7 @@ TOY = {
     "code_channels": 4,
     "batch_size": 2,
     "df_steps": 6,
-    "arm_steps": 3,
+    "arm_steps": 2,
     "rollout_steps": 1,
     "sampler_steps": 2,
     "rooms": 1,
@@ -81,8 +81,8 @@ def test_a_toy_run_writes_everything(benchmark, folder):
     assert list(run["arms"]) == [*trained, "truth", "elsewhere"]
     steps = {arm: run["arms"][arm]["steps"] for arm in trained}
     equal_time = json.loads((folder / "work" / "room_5" / "equal_time.json").read_text())
-    assert steps.pop("base") == 6 and steps.pop("df_time") == equal_time["steps"] and set(steps.values()) == {3}
-    assert equal_time["seconds"].keys() == {"df", "live from 0", "live from 1", "live from 2"}
+    assert steps.pop("base") == 6 and steps.pop("df_time") == equal_time["steps"] and set(steps.values()) == {2}
+    assert equal_time["seconds"].keys() == {"df", *(f"live, stage {stage}" for stage in (1, 2, 3))}
     forcings = {arm: config_of(folder, arm)["forcing"] for arm in trained}
     assert forcings == {
         "base": "diffusion_forcing",

@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from vidgen.cli.generate import claim_output
 from vidgen.cli.loading import load_pipeline
-from vidgen.runtime.assets import DEFAULT_WORLD_MODEL, find_asset
 
 app = typer.Typer(help="Record worlds and play models of them.", rich_markup_mode="markdown")
 
@@ -82,12 +81,9 @@ def play(
     script: Annotated[
         Path, typer.Option(metavar="FILE", help="Keys: lines `KEY + KEY x FRAMES`, such as `forward + turn left x 4`.")
     ],
+    model: Annotated[str, typer.Option(metavar="FOLDER", help="What `vidgen train world_model_assemble` wrote.")],
     headless: Annotated[bool, typer.Option("--headless", help="Play without a screen, into a file.")] = False,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="An .mp4 file.")] = Path("play.mp4"),
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="World model folder, or owner/name on the Hub. Default: embedded."),
-    ] = None,
     start: Annotated[int, typer.Option(help="Which of the model's starts to begin at.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Denoising steps per frame. Default: the model's.")] = None,
     cache: Annotated[str, typer.Option(help="When context is computed: frame, rolling or none.")] = "frame",
@@ -105,10 +101,9 @@ def play(
         from vidgen.data import VideoWriter
         from vidgen.pipelines import WorldModelPipeline, load_starts, parse_script, play_script
 
-        folder = model or find_asset(DEFAULT_WORLD_MODEL)
-        pipe = load_pipeline(WorldModelPipeline, folder, device)
+        pipe = load_pipeline(WorldModelPipeline, model, device)
         keys = parse_script(script.read_text(encoding="utf-8"), pipe.control_encoder.controls.spec)
-        frames, controls = load_starts(folder, start)
+        frames, controls = load_starts(model, start)
         session = pipe.open_session(frames, controls, cache=cache, num_inference_steps=steps, seed=seed)
         began = time.perf_counter()
         with VideoWriter(claim, fps=pipe.config.fps, scale=scale) as writer:

@@ -8,6 +8,7 @@ when something is done.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,9 +19,11 @@ from vidgen.data.episodes import EpisodeDataset
 from vidgen.data.latent_dataset import DatasetError
 
 LAGS = (-2, -1, 0, 1, 2)
-# Below it the best shift is chance, or the pictures change by themselves. At the right shift the walks of this library
-# reach 0.77 to 0.96, random play of Atari games about 0.1.
+# Below it pictures change by themselves. At the right shift, walks through this library's worlds reach 0.77 to 0.96;
+# at random play of Pong no shift reaches 0.15.
 MIN_CORRELATION = 0.3
+# Below that many standard deviations, 1 / sqrt(rows), the best of five shifts may be chance.
+MIN_DEVIATIONS = 4.0
 
 
 class EpisodeAlignmentError(DatasetError):
@@ -34,15 +37,18 @@ class Alignment:
     Attributes:
         correlations: shift -> correlation. Shift 1 compares action k with the change to frame k + 1: it fits best
             where actions are stored one row early.
+        num_rows: how many rows were compared.
     """
 
     correlations: dict[int, float]
+    num_rows: int
 
     @property
     def lag(self) -> int | None:
         """The shift that fits best; `None` where none fits well enough to tell."""
         best = max(self.correlations, key=self.correlations.__getitem__)
-        return best if self.correlations[best] >= MIN_CORRELATION else None
+        enough = max(MIN_CORRELATION, MIN_DEVIATIONS / math.sqrt(max(self.num_rows, 1)))
+        return best if self.correlations[best] >= enough else None
 
     def __str__(self) -> str:
         return ", ".join(f"{lag:+d}: {value:.2f}" for lag, value in self.correlations.items())
@@ -72,9 +78,9 @@ def alignment(clips: Iterable[tuple[np.ndarray, np.ndarray]]) -> Alignment:
         for lag in LAGS:
             changes[lag].append(change[edge + lag : len(change) - edge + lag])
     if not sizes:
-        return Alignment(dict.fromkeys(LAGS, 0.0))
+        return Alignment(dict.fromkeys(LAGS, 0.0), 0)
     size = np.concatenate(sizes)
-    return Alignment({lag: _correlation(size, np.concatenate(changes[lag])) for lag in LAGS})
+    return Alignment({lag: _correlation(size, np.concatenate(changes[lag])) for lag in LAGS}, len(size))
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:
@@ -98,9 +104,8 @@ def align_check(episodes: EpisodeDataset, num_episodes: int = 32) -> Alignment:
     chosen = tqdm(range(min(num_episodes, len(episodes.episodes))), desc="aligning", unit="episode", leave=False)
     found = alignment((episodes.frames(episode), episodes.actions(episode)) for episode in chosen)
     if found.lag:
-        early_or_late = "early" if found.lag > 0 else "late"
         raise EpisodeAlignmentError(
-            f"Actions of {episodes.root} are stored {abs(found.lag)} rows too {early_or_late}: they fit the frames "
+            f"Actions of {episodes.root} are stored too {'early' if found.lag > 0 else 'late'}: they fit the frames "
             f"{found.lag:+d} rows away (correlation by shift: {found}). Row k must hold the action that produced "
             "frame k; shift them, or record again."
         )

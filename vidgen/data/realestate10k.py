@@ -53,7 +53,8 @@ def import_realestate10k(tree: str | os.PathLike, root: str | os.PathLike) -> Im
         root: the data set to make.
 
     Raises:
-        DatasetError: `tree` holds none of the splits, or clips of different sizes, or `root` something else.
+        DatasetError: `tree` holds none of the splits, no clip that can be read, or clips of different sizes, or
+            `root` something else.
     """
     tree = Path(tree)
     clips = [
@@ -64,7 +65,7 @@ def import_realestate10k(tree: str | os.PathLike, root: str | os.PathLike) -> Im
     if not clips:
         expected = ", ".join(f"{folder}_256/*.mp4" for folder in FOLDERS.values())
         raise DatasetError(f"{tree} holds no clips; expected {expected}.")
-    info = _info(clips[0][2])
+    info = _info([video for _, _, video in clips])
     added, rejected = 0, {}
     with EpisodeWriter(root, info) as writer:
         # The number of a clip in its split is stored as its seed.
@@ -99,23 +100,32 @@ def read_cameras(path: Path) -> Tensor:
     try:
         rows = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()
-        raise ControlError(f"cannot read {path}: {reason[0] if reason else type(error).__name__}") from error
+        # torch's own message advises to load the file unsafely.
+        raise ControlError(f"cannot read {path}: it is missing or holds other things than tensors.") from error
     if not isinstance(rows, Tensor) or rows.ndim != 2 or not len(rows):
         raise ControlError(f"{path} holds no tensor (frames, 18).")
+    wrong = (~rows.isfinite()).nonzero()
+    if len(wrong):
+        raise ControlError(f"{path}: frame {wrong[0, 0]} is not finite.")
     cameras = cameras_from_realestate10k(rows.double())
     check_cameras(cameras)
     return cameras
 
 
-def _info(video: Path) -> EpisodesInfo:
-    with VideoReader(video) as reader:
-        size, fps = (reader.height, reader.width), reader.fps
-    return EpisodesInfo(
-        world="realestate10k",
-        world_version=1,
-        size=size,
-        fps=fps,
-        action_spec=CAMERA_DELTA_SPEC.to_dict(),
-        pose_names=CAMERA_POSE,
-    )
+def _info(videos: list[Path]) -> EpisodesInfo:
+    """Size and rate are those of the first video that can be read."""
+    for video in videos:
+        try:
+            with VideoReader(video) as reader:
+                size, fps = (reader.height, reader.width), reader.fps
+        except VideoDecodeError:
+            continue
+        return EpisodesInfo(
+            world="realestate10k",
+            world_version=1,
+            size=size,
+            fps=fps,
+            action_spec=CAMERA_DELTA_SPEC.to_dict(),
+            pose_names=CAMERA_POSE,
+        )
+    raise DatasetError(f"none of {len(videos)} clips can be read, the first is {videos[0]}.")

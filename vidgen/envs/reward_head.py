@@ -105,7 +105,8 @@ class RewardHead(ModelMixin, ConfigMixin):
         )
         # A stride of 2 with padding 1 rounds halves up.
         height, width = (-(-length // 2 ** len(block_out_channels)) for length in sample_size)
-        self.proj_in = nn.Linear(channels[-1] * height * width + control_dim, hidden_size)
+        self.proj_in = nn.Linear(channels[-1] * height * width, hidden_size)
+        self.control_embedding = nn.Linear(control_dim, hidden_size)
         self.gru = nn.GRU(hidden_size, hidden_size, batch_first=True)
         self.reward_out = nn.Linear(hidden_size, len(SIGNS))
         self.done_out = nn.Linear(hidden_size, 1)
@@ -130,8 +131,7 @@ class RewardHead(ModelMixin, ConfigMixin):
 
         if self.config.control_units is not None:
             controls = controls / torch.tensor(self.config.control_units, dtype=controls.dtype, device=controls.device)
-        hidden_states = torch.cat([hidden_states, controls.to(self.dtype)], dim=-1)
-        hidden_states = F.silu(self.proj_in(hidden_states))
+        hidden_states = F.silu(self.proj_in(hidden_states) + self.control_embedding(controls.to(self.dtype)))
         hidden_states, last = self.gru(hidden_states, None if state is None else state.hidden_states)
 
         return RewardHeadOutput(

@@ -142,12 +142,13 @@ class Actions:
             self.space: gymnasium.Space = spaces.Discrete(len(self.names))
         elif kind == "box":
             self.names = spec.names
-            self.space = spaces.Box(*self._limits(starts), dtype=np.float32)
+            self._low, self._high = self._limits(starts)
+            self.space = spaces.Box(self._low.astype(np.float32), self._high.astype(np.float32), dtype=np.float32)
         else:
             raise ConfigError(f"action_space={kind!r}; {suggestion(kind, ACTION_SPACES)}.")
 
     def _limits(self, starts: Starts) -> tuple[np.ndarray, np.ndarray]:
-        """Lowest and highest value of each column, float32."""
+        """Lowest and highest value of each column."""
         spec = self._spec
         seen = np.concatenate([controls for _, controls in starts.sample()])
         low, high = [], []
@@ -161,11 +162,7 @@ class Actions:
                 "action_space='box': neither choices nor starts show a range of "
                 f"{', '.join(spec.names)}; give starts in which they vary."
             )
-        # Rounded to the inside: a limit such as pi must not become a value that its column refuses.
-        low32, high32 = np.array(low, np.float32), np.array(high, np.float32)
-        low32 = np.where(low32 < np.array(low), np.nextafter(low32, np.float32(np.inf)), low32)
-        high32 = np.where(high32 > np.array(high), np.nextafter(high32, np.float32(-np.inf)), high32)
-        return low32, high32
+        return np.array(low), np.array(high)
 
     def controls(self, actions: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Controls, float64 `(rows, columns)`, of an action per row.
@@ -187,7 +184,8 @@ class Actions:
                     for name, low, high in zip(self.names, self.space.low, self.space.high, strict=True)
                 )
                 raise ControlError(f"action={row.tolist()}; allowed: {limits}.")
-        return rows.astype(np.float64)
+        # A limit such as pi is more as float32, and its column would refuse it.
+        return rows.astype(np.float64).clip(self._low, self._high)
 
 
 class Rollouts:

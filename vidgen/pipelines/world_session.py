@@ -602,7 +602,11 @@ class WorldSession:
                 window = torch.cat([self.encoder.controls.spec.null().expand_as(window), window], dim=1)
             return self.encoder(window)
         windows = torch.stack([_with(row.places, place) for row, place in zip(rows, places, strict=True)])
-        return self.encoder(_motion_between(windows) if self._leaves_frames_out else windows)
+        if self._leaves_frames_out and windows.shape[1] == 1:
+            windows = self.encoder.controls.spec.null().expand(len(rows), 1, -1)  # nothing leads to a first frame
+        elif self._leaves_frames_out:
+            windows = _motion_between(windows)
+        return self.encoder(windows)
 
     @property
     def _leaves_frames_out(self) -> bool:
