@@ -333,6 +333,27 @@ def test_rows_of_a_batch_are_sessions_of_their_own(pipe, cache, memory):
         assert np.abs(last[-1].astype(int) - frames[row]).max() <= 1
 
 
+@pytest.mark.parametrize("cache", ["frame", "rolling"])
+def test_rows_choose_what_they_remember_on_their_own(cache):
+    pipe = make_pipe(window=6)
+    prompts, deltas = make_frames(4, 1), make_deltas(4, 9)
+    sizes = {"sink": 1, "slow": 2, "fast": 2, "interval": 1}
+    probe = pipe.open_session(prompts, deltas[:, :1], cache="rolling", memory=SlowFastMemoryConfig(**sizes))
+    for frame in range(1, 9):
+        probe.step(deltas[:, frame])
+    memory = SlowFastMemoryConfig(**sizes, tau=probe.memory.statistics()["suggested_tau"])
+
+    batch = pipe.open_session(prompts, deltas[:, :1], cache=cache, memory=memory)
+    for frame in range(1, 9):
+        batch.step(deltas[:, frame])
+    assert len({row.frame_ids for row in batch.rows}) > 1
+    for row in range(4):
+        single = pipe.open_session(prompts[row], deltas[row, :1], cache=cache, memory=memory, seed=row)
+        play(single, deltas[row, 1:])
+        assert batch.rows[row].frame_ids == single.rows[0].frame_ids
+        torch.testing.assert_close(batch.latents()[row], single.latents()[0], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("cache", "memory"), WAYS[:3])
 def test_a_row_that_begins_again_is_a_session_of_its_own(pipe, cache, memory):
     deltas = make_deltas(3, 9)
@@ -555,5 +576,23 @@ def test_nan_names_frame_and_step_and_leaves_the_session_where_it_was(cache):
     with pytest.raises(WorldSessionError, match="step 2 of 2 of frame 3, row 0"):
         session.step(["forward"])
     hook.remove()
+    assert session.snapshot() is moment
+    assert np.array_equal(session.step(["forward"]), expected)
+
+
+@pytest.mark.parametrize("cache", ["frame", "rolling"])
+def test_an_interrupted_step_leaves_the_session_where_it_was(pipe, cache, monkeypatch):
+    session = pipe.open_session(make_frames(1), cache=cache)
+    moment = session.snapshot()
+    expected = session.step(["forward"])
+    session.restore(moment)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipe.vae, "decode", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.step(["forward"])
     assert session.snapshot() is moment
     assert np.array_equal(session.step(["forward"]), expected)
