@@ -20,7 +20,8 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from vidgen.pipelines import ContextForcingPipeline
+    from vidgen.controls import ControlEncoder
+    from vidgen.pipelines import ContextForcingPipeline, WorldModelPipeline
 
 TINY_WORDS = ["a", "meadow", "desert", "coast", "at", "dawn", "night", "in", "the", "rain", "snow", "with", "birds"]
 
@@ -119,6 +120,63 @@ def build_pipeline(seed: int = 0, **overrides: Any) -> ContextForcingPipeline:
 def make_pipeline() -> Callable[..., ContextForcingPipeline]:
     """Builds a fresh tiny pipeline from a seed, with given components or settings in place of its own."""
     return build_pipeline
+
+
+def build_world_model(
+    encoder: ControlEncoder | None = None, window: int = 4, forcing: str | None = None, **settings: Any
+) -> WorldModelPipeline:
+    """A world model of 8 x 8 pixels and 2 denoising steps; no weight is zero, so that every input reaches the output.
+
+    Without an encoder it is steered by recorded motion with the choices "forward" and "turn left".
+    """
+    from diffusers import AutoencoderKL
+
+    from vidgen.controls import ControlEncoder, DeltaControls, planar_delta_spec
+    from vidgen.models.world_dit import WorldDiT
+    from vidgen.pipelines import WorldModelPipeline
+    from vidgen.schedulers import flow_sampler
+
+    if encoder is None:
+        moves = planar_delta_spec("cells", **{"forward": {"forward": 0.5}, "turn left": {"turn left": 0.4}})
+        encoder = ControlEncoder(DeltaControls(moves), "vector", units=(0.5, 0.5, 0.4))
+    torch.manual_seed(0)
+    transformer = WorldDiT(
+        num_attention_heads=2,
+        attention_head_dim=8,
+        in_channels=2,
+        ffn_dim=16,
+        num_layers=2,
+        control_type=encoder.control_type,
+        control_dim=encoder.control_dim,
+        control_frame=encoder.control_frame,
+        window=window,
+        rope_dims=(4, 2, 2),
+        freq_dim=16,
+        forcing=forcing,
+    )
+    for parameter in transformer.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.3)
+    vae = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8),
+        layers_per_block=1,
+        latent_channels=2,
+        norm_num_groups=4,
+        scaling_factor=1.3,
+        shift_factor=0.1,
+    )
+    settings = {"controls": encoder.to_dict(), "fps": 8, "num_inference_steps": 2, "context_sigma": 0.3, **settings}
+    pipe = WorldModelPipeline(transformer.eval(), vae.eval(), flow_sampler(2), **settings)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="session")
+def make_world_model() -> Callable[..., WorldModelPipeline]:
+    """Builds a tiny world model for a control encoder, a window, and settings of the pipeline."""
+    return build_world_model
 
 
 @pytest.fixture(scope="session")

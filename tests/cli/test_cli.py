@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import os
 import re
 import signal
@@ -24,22 +23,6 @@ import vidgen
 from vidgen.cli import generate as generate_command
 from vidgen.cli.main import main
 from vidgen.cli.train import RECIPES
-
-
-@pytest.fixture
-def run(capfd, monkeypatch, tmp_path):
-    """Runs the command line in an empty folder; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VIDGEN_DEBUG", raising=False)
-    # Log handlers of libraries hold the stderr of the test that imported them first, which is closed by now.
-    monkeypatch.setattr(logging, "raiseExceptions", False)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
 
 
 def read_video(path):

@@ -8,22 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vidgen.cli.main import main
 from vidgen.data import LatentVideoDataset, PromptDataset, VideoWriter
-
-
-@pytest.fixture
-def run(capfd, monkeypatch, tmp_path):
-    """Runs the command line in an empty folder; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VIDGEN_DEBUG", raising=False)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_videos_and_prompts_become_training_data(run, tmp_path, tiny_model_folder):

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from vidgen.cli.main import main
 from vidgen.data import EpisodeDataset, EpisodeWriter
 from vidgen.data.episodes import EpisodesInfo
 from vidgen.worlds.room import RoomWorld
-
-
-@pytest.fixture
-def run(capfd, monkeypatch, tmp_path):
-    """Runs the command line in an empty folder; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("VIDGEN_DEBUG", raising=False)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_record_continue_and_check(run):

@@ -112,3 +112,8 @@ def test_other_columns_are_refused():
         integrate_planar(torch.zeros(3), torch.zeros(4, 6))
     with pytest.raises(ControlShapeError, match="columns right, down, forward"):
         integrate_cameras(random_cameras(1)[0], torch.zeros(4, 3))
+
+
+def test_a_single_camera_has_one_null_step():
+    cameras = walking_cameras(torch.randn(2, 1, 3, dtype=torch.float64), 0.6)
+    assert torch.equal(camera_deltas(cameras), torch.zeros(2, 1, 6, dtype=torch.float64))

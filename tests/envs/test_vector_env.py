@@ -21,7 +21,7 @@ NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 
 def make_head(env: WorldModelEnv, seeds: range) -> RewardHead:
     """Ends a rollout in about every third frame."""
-    torch.manual_seed(1)
+    torch.manual_seed(0)
     head = RewardHead(3, (8, 8), block_out_channels=(4,), hidden_size=8).eval()
     with torch.no_grad():
         for parameter in head.parameters():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL
 
 from vidgen.controls import (
     CAMERA_DELTA_SPEC,
@@ -28,7 +28,6 @@ from vidgen.controls import (
     plucker_rays,
 )
 from vidgen.memory import FullMemoryConfig, SlidingWindowMemoryConfig, SlowFastMemoryConfig
-from vidgen.models.world_dit import WorldDiT
 from vidgen.pipelines import WorldModelPipeline, WorldSession, WorldSessionError
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import ConfigError, VidgenError
@@ -45,53 +44,14 @@ BUTTONS = ControlEncoder(
 SLOW_FAST = SlowFastMemoryConfig(sink=1, slow=1, fast=2, tau=math.inf, interval=2)
 
 
-def make_pipe(encoder: ControlEncoder = DELTAS, window: int = WINDOW, **options: Any) -> WorldModelPipeline:
-    """Random weights, none of them zero: every input reaches the output."""
-    forcing = options.pop("forcing", None)
-    torch.manual_seed(0)
-    transformer = WorldDiT(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=2,
-        ffn_dim=16,
-        num_layers=2,
-        control_type=encoder.control_type,
-        control_dim=encoder.control_dim,
-        control_frame=encoder.control_frame,
-        window=window,
-        rope_dims=(4, 2, 2),
-        freq_dim=16,
-        forcing=forcing,
-    )
-    for parameter in transformer.parameters():
-        if not parameter.any():
-            torch.nn.init.normal_(parameter, std=0.3)
-    vae = AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
-        layers_per_block=1,
-        latent_channels=2,
-        norm_num_groups=4,
-        scaling_factor=1.3,
-        shift_factor=0.1,
-    )
-    settings = {"fps": 8, "num_inference_steps": STEPS, "context_sigma": SIGMA, **options}
-    pipe = WorldModelPipeline(
-        transformer.eval(), vae.eval(), flow_sampler(STEPS), controls=encoder.to_dict(), **settings
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+@pytest.fixture(scope="module")
+def pipe(make_world_model: Callable[..., WorldModelPipeline]) -> WorldModelPipeline:
+    return make_world_model(DELTAS)
 
 
 @pytest.fixture(scope="module")
-def pipe() -> WorldModelPipeline:
-    return make_pipe()
-
-
-@pytest.fixture(scope="module")
-def camera_pipe() -> WorldModelPipeline:
-    return make_pipe(CAMERAS)
+def camera_pipe(make_world_model: Callable[..., WorldModelPipeline]) -> WorldModelPipeline:
+    return make_world_model(CAMERAS)
 
 
 def make_frames(*leading: int, seed: int = 0) -> np.ndarray:
@@ -208,13 +168,13 @@ def test_keys_made_once_per_frame_give_the_frames_of_keys_made_with_every_step(e
 
 
 @torch.no_grad()
-def test_rolling_frames_are_those_of_one_long_sequence_under_a_banded_mask(pipe):
+def test_rolling_frames_are_those_of_one_long_sequence_under_a_banded_mask(pipe, make_world_model):
     frames, deltas, total = make_frames(3), make_deltas(9), 9
     session = pipe.open_session(frames, deltas[:3], cache="rolling", seed=4)
     _, latents = play(session, deltas[3:])
 
     # The same weights with room for positions 0 to 8: a whole forward for each denoising step, nothing cached.
-    long_model = make_pipe(window=total).transformer
+    long_model = make_world_model(window=total).transformer
     controls = deltas.clone()
     controls[0] = 0
     controls = (controls / torch.tensor([0.5, 0.5, 0.4]))[None].float()
@@ -267,8 +227,8 @@ CAMERA_DELTAS = ControlEncoder(DeltaControls(CAMERA_DELTA_SPEC), "vector", units
 
 
 @pytest.mark.parametrize("encoder", [DELTAS, CAMERA_DELTAS, CAMERAS], ids=["planar", "spatial", "absolute"])
-def test_a_memory_of_the_newest_frames_is_the_window(encoder):
-    pipe = make_pipe(encoder)
+def test_a_memory_of_the_newest_frames_is_the_window(encoder, make_world_model):
+    pipe = make_world_model(encoder)
     columns = encoder.controls.spec.width
     controls = make_cameras(8) if encoder is CAMERAS else 0.4 * torch.randn(8, columns, dtype=torch.float64)
     latents = []
@@ -334,8 +294,8 @@ def test_rows_of_a_batch_are_sessions_of_their_own(pipe, cache, memory):
 
 
 @pytest.mark.parametrize("cache", ["frame", "rolling"])
-def test_rows_choose_what_they_remember_on_their_own(cache):
-    pipe = make_pipe(window=6)
+def test_rows_choose_what_they_remember_on_their_own(cache, make_world_model):
+    pipe = make_world_model(window=6)
     prompts, deltas = make_frames(4, 1), make_deltas(4, 9)
     sizes = {"sink": 1, "slow": 2, "fast": 2, "interval": 1}
     probe = pipe.open_session(prompts, deltas[:, :1], cache="rolling", memory=SlowFastMemoryConfig(**sizes))
@@ -457,8 +417,8 @@ def test_stages_of_a_step_are_timed(pipe, monkeypatch):
 # --- noise of the context --------------------------------------------------------------------------------------
 
 
-def test_the_context_gets_the_next_to_last_level_and_clean_frames_after_teacher_forcing():
-    default = make_pipe(context_sigma=None)
+def test_the_context_gets_the_next_to_last_level_and_clean_frames_after_teacher_forcing(make_world_model):
+    default = make_world_model(context_sigma=None)
     assert default.open_session(make_frames(1)).context_sigma == pytest.approx(float(flow_sampler(STEPS).sigmas[-2]))
     sigma = default.open_session(make_frames(1), num_inference_steps=18).context_sigma
     assert sigma == pytest.approx(0.1499, abs=1e-4)
@@ -466,7 +426,7 @@ def test_the_context_gets_the_next_to_last_level_and_clean_frames_after_teacher_
     with pytest.raises(ConfigError, match="context_sigma"):
         default.open_session(make_frames(1), num_inference_steps=1)
 
-    taught = make_pipe(context_sigma=None, forcing="teacher_forcing")
+    taught = make_world_model(context_sigma=None, forcing="teacher_forcing")
     levels = []
     taught.transformer.register_forward_pre_hook(lambda _, args: levels.append((args[0].clone(), args[1].clone())))
     session = taught.open_session(make_frames(2), torch.zeros(2, 3))
@@ -474,7 +434,10 @@ def test_the_context_gets_the_next_to_last_level_and_clean_frames_after_teacher_
     session.step(["forward"])
     assert session.context_sigma == 0
     assert torch.equal(levels[0][0][0], before) and not levels[0][1].any()
-    assert make_pipe(context_sigma=0.2, forcing="teacher_forcing").open_session(make_frames(1)).context_sigma == 0.2
+    assert (
+        make_world_model(context_sigma=0.2, forcing="teacher_forcing").open_session(make_frames(1)).context_sigma
+        == 0.2
+    )
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
@@ -548,8 +511,16 @@ def test_rows_that_share_a_memory_cannot_begin_again_alone(pipe):
         session.reset_rows([0], make_frames(1, 1), None, [0])
 
 
-def test_frames_between_which_only_buttons_are_known_cannot_be_left_out():
-    pipe = make_pipe(BUTTONS)
+def test_motion_from_which_no_pose_is_computed_cannot_be_left_out(make_world_model):
+    spec = ActionSpec((ActionColumn("right", "pixels"), ActionColumn("down", "pixels")))
+    pipe = make_world_model(ControlEncoder(DeltaControls(spec), "vector", units=(1.0, 1.0)))
+    with pytest.raises(ConfigError, match="motion of 2 columns"):
+        pipe.open_session(make_frames(1), memory=SLOW_FAST)
+    assert pipe.open_session(make_frames(1), memory=SLOW_FAST, cache="rolling").num_frames == 1
+
+
+def test_frames_between_which_only_buttons_are_known_cannot_be_left_out(make_world_model):
+    pipe = make_world_model(BUTTONS)
     with pytest.raises(ConfigError, match="buttons"):
         pipe.open_session(make_frames(1), memory=SLOW_FAST)
     session = pipe.open_session(make_frames(1), cache="rolling", memory=SLOW_FAST)
@@ -557,8 +528,8 @@ def test_frames_between_which_only_buttons_are_known_cannot_be_left_out():
 
 
 @pytest.mark.parametrize("cache", ["none", "frame", "rolling"])
-def test_nan_names_frame_and_step_and_leaves_the_session_where_it_was(cache):
-    pipe = make_pipe()
+def test_nan_names_frame_and_step_and_leaves_the_session_where_it_was(cache, make_world_model):
+    pipe = make_world_model()
     session = pipe.open_session(make_frames(2), make_deltas(2), cache=cache)
     session.step([])
     moment = session.snapshot()

@@ -109,6 +109,7 @@ def test_the_folder_plays_the_weights_of_the_last_stage(runs: Path):
         torch.testing.assert_close(value, trained.state_dict()[name].half().float(), msg=name)
     frames, controls = load_starts(runs / "model", 1)
     session = pipeline.open_session(frames, controls)
+    assert session.context_sigma == 0.15  # and not the next-to-last level of 4 steps, 0.5
     assert session.step(["forward"]).shape == (16, 16, 3)
     assert frames.shape == (2, 16, 16, 3) and np.array_equal(controls[0], np.zeros(3))
     card = (runs / "model/README.md").read_text()

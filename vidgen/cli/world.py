@@ -99,7 +99,7 @@ def play(
         raise typer.BadParameter(f"--script {script} is not a file")
     with claim_output(output, force, resuming=False) as claim:
         from vidgen.data import VideoWriter
-        from vidgen.pipelines import WorldModelPipeline, load_starts, parse_script, play_script
+        from vidgen.pipelines import WorldModelPipeline, load_starts, parse_script
 
         pipe = load_pipeline(WorldModelPipeline, model, device)
         keys = parse_script(script.read_text(encoding="utf-8"), pipe.control_encoder.controls.spec)
@@ -108,8 +108,8 @@ def play(
         began = time.perf_counter()
         with VideoWriter(claim, fps=pipe.config.fps, scale=scale) as writer:
             writer.append(frames)
-            for frame in tqdm(play_script(session, keys), total=len(keys), unit="frame"):
-                writer.append(frame[None])
+            for held in tqdm(keys, unit="frame"):
+                writer.append(session.step(held)[None])
         rate = len(keys) / (time.perf_counter() - began)
     stages = ", ".join(f"{stage} {times['mean']:.0f} ms" for stage, times in session.stats.items() if times["mean"])
     print(f"{output}: {len(keys)} frames after {len(frames)} real ones, {rate:.1f} frames/s", file=sys.stderr)

@@ -103,7 +103,7 @@ def camera_deltas(cameras: Tensor) -> Tensor:
     steps = camera_centers(rotation, translation).diff(dim=-2)[..., None]
     halfway = (_rotation(-turn / 2) @ before @ steps)[..., 0]
     deltas = torch.cat([halfway, turn], dim=-1)
-    return torch.cat([torch.zeros_like(deltas[..., :1, :]), deltas], dim=-2).to(cameras)
+    return torch.cat([deltas.new_zeros(*deltas.shape[:-2], 1, 6), deltas], dim=-2).to(cameras)
 
 
 def integrate_cameras(first: Tensor, deltas: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Episodes: frames with the actions that made them, on disk in the layout of LeRobot's data sets, version 3.
 
-    meta/info.json                       world, frame size, rate, meaning of the columns; written last
+    meta/info.json                       world, frame size, rate, meaning of the columns; written once, at the start
     meta/episodes.parquet                one row per episode: length, split, seed, file, frame_offset
     data/chunk-000/file-000.parquet      one row per frame: action, pose, reward, done
     videos/frames/chunk-000/file-000.mp4 the frames of the same episodes, one after another
@@ -158,7 +158,7 @@ class EpisodeRecord:
     seed: int
     file: int
     frame_offset: int
-    scene_seed: int = 0
+    scene_seed: int
 
 
 def read_records(root: Path) -> list[EpisodeRecord]:

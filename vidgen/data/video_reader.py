@@ -26,9 +26,6 @@ from vidgen.runtime.errors import VidgenError, suggestion
 
 logger = logging.getLogger(__name__)
 
-# Pixels of a frame up to which handing slices to threads costs more than decoding them.
-SMALL_FRAME = 256 * 256
-
 
 class VideoDecodeError(VidgenError):
     """A video file is missing, damaged, or in a format that cannot be decoded."""
@@ -258,8 +255,9 @@ class _PyAVBackend:
         except av.FFmpegError as error:
             raise _decode_error(path, index.codec, error) from error
         self._stream = self._container.streams.video[0]
-        if index.height * index.width <= SMALL_FRAME:
-            self._stream.codec_context.thread_count = 1
+        # Frames are rarely cut into slices, which is all that threads could share; and where the parent of a forked
+        # process had loaded decord, a decoder with threads hangs.
+        self._stream.codec_context.thread_count = 1
         self._decoded: Iterator[av.VideoFrame] | None = None
         self._timestamp = -1  # of the frame decoded last
 
@@ -267,6 +265,7 @@ class _PyAVBackend:
         frames = np.empty((len(indices), self._index.height, self._index.width, 3), np.uint8)
         try:
             for row, index in enumerate(indices):
+                # Else each conversion starts threads of its own, which takes longer than a small frame.
                 frames[row] = self._frame(index).to_ndarray(format="rgb24", threads=1)
         except av.FFmpegError as error:
             self._decoded = None

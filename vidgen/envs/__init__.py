@@ -4,8 +4,8 @@ Example:
     ```py
     import gymnasium, vidgen.envs
 
-    env = gymnasium.make("vidgen/WorldModel-v0", pipeline="assets/doom-tiny")
-    envs = gymnasium.make_vec("vidgen/WorldModel-v0", num_envs=8, pipeline="assets/doom-tiny")
+    env = gymnasium.make("vidgen/WorldModel-v0", pipeline="runs/doom/model")
+    envs = gymnasium.make_vec("vidgen/WorldModel-v0", num_envs=8, pipeline="runs/doom/model")
     ```
 """
 

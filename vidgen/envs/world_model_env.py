@@ -46,7 +46,7 @@ class WorldModelEnv(gymnasium.Env):
 
     Example:
         ```py
-        env = WorldModelEnv("assets/doom-tiny", max_episode_steps=200)
+        env = WorldModelEnv("runs/doom/model", max_episode_steps=200)
         observation, info = env.reset(seed=0)
         observation, reward, terminated, truncated, info = env.step(env.action_names.index("forward"))
         ```

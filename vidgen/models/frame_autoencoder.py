@@ -19,16 +19,16 @@ def encode_frames(vae: AutoencoderKL, frames: torch.Tensor, generator: torch.Gen
 
     Args:
         vae: the autoencoder.
-        frames: uint8 `(batch, frames, height, width, 3)`.
+        frames: uint8 `(batch, frames, height, width, 3)`, on the device of the autoencoder or not.
         generator: draws from the posterior, as in training; `None` takes its mode.
 
     Returns:
         `(batch, channels, frames, height / stride, width / stride)`, float32.
     """
-    pixels = frames.flatten(0, 1).permute(0, 3, 1, 2).to(vae.device).to(vae.dtype) / 127.5 - 1
+    pixels = frames.flatten(0, 1).permute(0, 3, 1, 2).float() / 127.5 - 1
     latents = []
     for part in pixels.split(FRAMES_AT_ONCE):
-        posterior = vae.encode(part).latent_dist
+        posterior = vae.encode(part.to(vae.device, vae.dtype)).latent_dist
         latents.append(posterior.mode() if generator is None else posterior.sample(generator))
     latents = torch.cat(latents).float().unflatten(0, frames.shape[:2]).transpose(1, 2)
     return (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor

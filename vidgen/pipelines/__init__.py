@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vidgen.pipelines.context_forcing import ContextForcingPipeline, ContextForcingPipelineOutput
-from vidgen.pipelines.play import ScriptError, load_starts, parse_script, play_script
+from vidgen.pipelines.play import ScriptError, load_starts, parse_script
 from vidgen.pipelines.prompt_plan import PromptPlan, PromptPlanError, PromptSegment
 from vidgen.pipelines.session import GenerationSession
 from vidgen.pipelines.session_state import GenerationError, GenerationSettings, SessionFileError
@@ -28,5 +28,4 @@ __all__ = [
     "WorldSnapshot",
     "load_starts",
     "parse_script",
-    "play_script",
 ]

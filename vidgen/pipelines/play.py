@@ -1,4 +1,4 @@
-"""A script of pressed keys, played in a world session without a screen.
+"""What a world is played by without a screen: a script of pressed keys, and real frames to start from.
 
 A line of a script is what is held, and for how many frames:
 
@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from vidgen.controls import ActionSpec
-from vidgen.pipelines.world_session import WorldSession
 from vidgen.runtime.checkpoint import load_safetensors
 from vidgen.runtime.errors import VidgenError, suggestion
 
@@ -80,19 +78,13 @@ def load_starts(model: str | os.PathLike, index: int) -> tuple[np.ndarray, torch
         Frames, uint8 `(frames, height, width, 3)`, and their controls `(frames, columns)`.
 
     Raises:
-        ScriptError: the folder has no starts, or not so many.
+        VidgenError: the folder has no starts, or not so many.
     """
     path = Path(model) / STARTS_NAME
     if not path.is_file():
-        raise ScriptError(f"{model} holds no {STARTS_NAME}, real frames to begin with.")
+        raise VidgenError(f"{model} holds no {STARTS_NAME}, real frames to begin with.")
     tensors, _ = load_safetensors(path)
     count = len(tensors["frames"])
     if not 0 <= index < count:
-        raise ScriptError(f"start {index} does not exist; {model} has 0 to {count - 1}.")
+        raise VidgenError(f"start {index} does not exist; {model} has 0 to {count - 1}.")
     return tensors["frames"][index].numpy(), tensors["controls"][index]
-
-
-def play_script(session: WorldSession, keys: list[tuple[str, ...]]) -> Iterator[np.ndarray]:
-    """Yield the frame, uint8 `(height, width, 3)`, that follows each row of keys."""
-    for held in keys:
-        yield session.step(held)

@@ -19,6 +19,7 @@ from diffusers.utils import BaseOutput
 
 from vidgen.controls import ControlEncoder, ControlShapeError
 from vidgen.memory import KVMemoryConfig
+from vidgen.models.frame_autoencoder import stride_of
 from vidgen.models.world_dit import WorldDiT
 from vidgen.pipelines.world_session import Frames, WorldSession
 from vidgen.runtime.errors import ConfigError
@@ -56,7 +57,7 @@ class WorldModelPipeline(DiffusionPipeline):
 
     Example:
         ```py
-        pipe = WorldModelPipeline.from_pretrained("assets/doom-tiny")
+        pipe = WorldModelPipeline.from_pretrained("runs/doom/model")
         frames = pipe(prompt_frames, controls, seed=0).frames  # uint8 (frames, height, width, 3)
         session = pipe.open_session(prompt_frames[:1])
         frame = session.step(["forward", "turn left"])
@@ -87,8 +88,7 @@ class WorldModelPipeline(DiffusionPipeline):
             read, taken = getattr(self.control_encoder, name), transformer.config[name]
             if read != taken:
                 raise ConfigError(f"The controls have {name}={read!r}; the transformer was made for {taken!r}.")
-        # Height and width of a latent cell in pixels.
-        self.vae_scale_factor = 2 ** (len(vae.config.block_out_channels) - 1)
+        self.vae_scale_factor = stride_of(vae)
 
     def open_session(
         self,

@@ -32,6 +32,7 @@ from vidgen.controls import (
     ButtonControls,
     ControlEncoder,
     ControlShapeError,
+    DeltaControls,
     PoseControls,
     camera_deltas,
     integrate_cameras,
@@ -47,6 +48,7 @@ from vidgen.memory import (
     SlidingWindowMemoryConfig,
     make_memory,
 )
+from vidgen.models.frame_autoencoder import decode_frames, encode_frames
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.schedulers import denoise
@@ -149,6 +151,8 @@ class WorldSession:
         seed: int | Sequence[int] = 0,
     ) -> None:
         self.pipe = pipe
+        # Diffusers looks through all components for it: too slow for every use.
+        self._device: torch.device = pipe._execution_device
         self.encoder: ControlEncoder = pipe.control_encoder
         self.window: int = pipe.transformer.config.window
         self.cache = cache
@@ -248,7 +252,9 @@ class WorldSession:
         frames = _as_tensor(frame)
         frames = frames if self._is_batched else frames[None]
         self._check_frames(frames[:, None], self.batch_size, self._frame_size)
-        self._state, _ = self._advance(self._state, controls, self._encode(frames[:, None])[:, :, 0])
+        self._state, _ = self._advance(
+            self._state, controls, encode_frames(self.pipe.vae, frames[:, None].to(self._device))[:, :, 0]
+        )
 
     @torch.no_grad()
     def reset(
@@ -274,7 +280,10 @@ class WorldSession:
             if not is_batched:
                 frames, controls = frames[None], None if controls is None else controls[None]
             self._check_frames(frames, None, None)
-            prompt = (self._encode(frames), self._check_prompt_controls(controls, *frames.shape[:2]))
+            prompt = (
+                encode_frames(self.pipe.vae, frames.to(self._device)),
+                self._check_prompt_controls(controls, *frames.shape[:2]),
+            )
             size = tuple(frames.shape[2:4])
         elif prompt_controls is not None:
             raise WorldSessionError("prompt_controls are given without prompt_frames; give both or neither.")
@@ -307,7 +316,8 @@ class WorldSession:
         frames = _as_tensor(prompt_frames)
         self._check_frames(frames, len(rows), self._frame_size)
         controls = self._check_prompt_controls(prompt_controls, *frames.shape[:2])
-        started = self._start(self._encode(frames), controls, _seeds(seeds, len(rows)))
+        latents = encode_frames(self.pipe.vae, frames.to(self._device))
+        started = self._start(latents, controls, _seeds(seeds, len(rows)))
         all_rows = list(self._state.rows)
         for row, begun in zip(rows, started.rows, strict=True):
             all_rows[row] = begun
@@ -369,6 +379,12 @@ class WorldSession:
                 raise ConfigError(
                     "memory with cache='frame' leaves frames out, and buttons can't tell what lies between the "
                     "others; allowed: cameras or recorded motion, or cache='rolling'."
+                )
+            columns = self.encoder.controls.spec.width
+            if isinstance(self.encoder.controls, DeltaControls) and columns not in (3, 6):
+                raise ConfigError(
+                    f"memory with cache='frame' for motion of {columns} columns, from which no pose is computed; "
+                    "allowed: 3, on a plane, or 6, in space; or cache='rolling'."
                 )
             if getattr(memory, "scope", "global") != "global":
                 raise ConfigError("scope='per_layer' with cache='frame', which recomputes frames; allowed: 'global'.")
@@ -462,22 +478,10 @@ class WorldSession:
 
     # --- pixels and latents -------------------------------------------------------------------------------------
 
-    def _encode(self, frames: torch.Tensor) -> torch.Tensor:
-        """uint8 `(batch, frames, height, width, 3)` to float32 latents `(batch, channels, frames, h, w)`."""
-        vae = self.pipe.vae
-        pixels = frames.flatten(0, 1).permute(0, 3, 1, 2).float() / 127.5 - 1
-        mean = vae.encode(pixels.to(self.pipe._execution_device, vae.dtype)).latent_dist.mean.float()
-        latents = (mean - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
-        return latents.unflatten(0, frames.shape[:2]).transpose(1, 2)
-
     def _decode(self, latents: torch.Tensor) -> np.ndarray:
         """Latents `(batch, channels, h, w)` to uint8 `(batch, height, width, 3)`."""
-        vae = self.pipe.vae
         with self._clock("decode"):
-            scaled = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
-            pixels = vae.decode(scaled.to(vae.dtype)).sample.float()
-            frames = ((pixels.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-            return frames.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+            return decode_frames(self.pipe.vae, latents.unsqueeze(2))[:, 0].contiguous().cpu().numpy()
 
     def _noise(self, rows: Sequence[WorldRow], purpose: int, num_frames: int = 1) -> torch.Tensor:
         """Standard normal `(rows, channels, frames, h, w)` of the rows' next frames."""
@@ -485,7 +489,7 @@ class WorldSession:
         channels, _, height, width = rows[0].latents.shape
         shape = (channels, num_frames, height, width)
         noise = [torch.randn(shape, generator=generator_for(row.seed, row.num_frames, purpose)) for row in rows]
-        return torch.stack(noise).to(self.pipe._execution_device)
+        return torch.stack(noise).to(self._device)
 
     def _add_noise(self, latents: torch.Tensor, rows: Sequence[WorldRow], purpose: int) -> torch.Tensor:
         """x_sigma = (1 - sigma) x + sigma eps, at the level of the context."""
@@ -579,7 +583,7 @@ class WorldSession:
         """What the next frame, with its places `(rows, columns)`, sees."""
         num_context = len(rows[0].frame_ids)
         with self._clock("encode"):
-            controls = self._window_controls(rows, places).to(self.pipe._execution_device)
+            controls = self._window_controls(rows, places).to(self._device)
         if memory is not None:
             return _Context(indices, rows, _take(controls, -1, None), memory)
         with self._clock("context"):
@@ -602,9 +606,7 @@ class WorldSession:
                 window = torch.cat([self.encoder.controls.spec.null().expand_as(window), window], dim=1)
             return self.encoder(window)
         windows = torch.stack([_with(row.places, place) for row, place in zip(rows, places, strict=True)])
-        if self._leaves_frames_out and windows.shape[1] == 1:
-            windows = self.encoder.controls.spec.null().expand(len(rows), 1, -1)  # nothing leads to a first frame
-        elif self._leaves_frames_out:
+        if self._leaves_frames_out:
             windows = _motion_between(windows)
         return self.encoder(windows)
 
@@ -629,7 +631,7 @@ class WorldSession:
     # --- the network --------------------------------------------------------------------------------------------
 
     def _level(self, sigma: float, batch_size: int) -> torch.Tensor:
-        return torch.full((batch_size,), self._num_levels * sigma, device=self.pipe._execution_device)
+        return torch.full((batch_size,), self._num_levels * sigma, device=self._device)
 
     def _forward(
         self, latents: torch.Tensor, level: torch.Tensor, controls: torch.Tensor, **options: Any
@@ -680,9 +682,8 @@ class WorldSession:
         """Adds the time of a block to a stage of the current step."""
         started = time.perf_counter()
         yield
-        device = self.pipe._execution_device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         self._clock_ms[stage] += 1000 * (time.perf_counter() - started)
 
 

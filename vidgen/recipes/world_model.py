@@ -28,6 +28,7 @@ from vidgen.controls import (
 )
 from vidgen.data import EpisodeDataset
 from vidgen.forcing.live import CurriculumStage, ForcingSchedule, LiveMethod, RolloutConfig
+from vidgen.models.frame_autoencoder import stride_of
 from vidgen.models.world_dit import WorldDiT
 from vidgen.pipelines import WorldModelPipeline
 from vidgen.pipelines.play import STARTS_NAME
@@ -89,8 +90,8 @@ def train_frame_autoencoder(source: str | None, overrides: list[str]) -> TrainRe
     """Train an autoencoder of single frames."""
     config = load_config(FrameAutoencoderRecipe, source, overrides)
     set_threads()
-    frames = np.concatenate(_all_frames(EpisodeDataset(config.episodes, "train", window=1)))
-    held_out = np.concatenate(_all_frames(EpisodeDataset(config.episodes, "validation", window=1)))
+    frames = np.concatenate(_all_frames(EpisodeDataset(config.episodes, "train", window=1, in_memory=False)))
+    held_out = np.concatenate(_all_frames(EpisodeDataset(config.episodes, "validation", window=1, in_memory=False)))
     spread = np.linspace(0, len(held_out) - 1, min(64, len(held_out))).astype(int)
     channels, num_blocks = config.model["latent_channels"], len(config.model["block_out_channels"])
     code_path = Path(config.train.output_dir) / CODE_NAME
@@ -268,7 +269,7 @@ def train_world_model(source: str | None, overrides: list[str]) -> TrainResult:
         channels, stride = code.decoder.shape[0], code.spatial
     else:
         vae = AutoencoderKL.from_pretrained(config.episodes.vae)
-        channels, stride = vae.config.latent_channels, 2 ** (len(vae.config.block_out_channels) - 1)
+        channels, stride = vae.config.latent_channels, stride_of(vae)
 
     # 1. Transformer, whose window decides the data's
     window = config.new["window"] if config.new else None
@@ -285,7 +286,7 @@ def train_world_model(source: str | None, overrides: list[str]) -> TrainResult:
             config.episodes.controls,
             config.episodes.num_sparse,
             config.train.seed,
-            in_memory=code is not None,
+            in_memory=False,
         )
         for split in ("train", "validation")
     }
@@ -345,6 +346,8 @@ class AssembleWorldModelRecipe:
         num_inference_steps: steps of the sampler per frame.
         shift: of the sampler's levels.
         solver_order: of the sampler.
+        context_sigma: noise level of context frames; the default is LIVE's, the next-to-last level of 18 steps. That
+            of a few steps would drown the context.
         episodes: data set from which the starts that come with the model are taken.
         num_starts: how many; each is `start_frames` frames.
         start_frames: real frames of a start.
@@ -357,6 +360,7 @@ class AssembleWorldModelRecipe:
     num_inference_steps: int = 4
     shift: float = 3.0
     solver_order: int = 2
+    context_sigma: float = 0.15
     num_starts: int = 8
     start_frames: int = 8
 
@@ -373,11 +377,12 @@ def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
         controls=known["controls"],
         fps=known["fps"],
         num_inference_steps=config.num_inference_steps,
+        context_sigma=config.context_sigma,
     )
     # Stored in half the bytes; whoever loads them chooses the type to compute in, float32 by default.
     pipeline.transformer.to(torch.float16)
     pipeline.vae.to(torch.float16)
-    starts = EpisodeDataset(config.episodes, "validation", config.start_frames)
+    starts = EpisodeDataset(config.episodes, "validation", config.start_frames, in_memory=False)
     chosen = np.linspace(0, len(starts) - 1, config.num_starts).astype(int)
     output_dir = Path(config.output_dir)
     with atomic_directory(output_dir) as folder:
