@@ -16,7 +16,7 @@ REPOSITORY = PACKAGE.parent
 
 # Installed by an extra, or heavy and needed by few: imported inside the function that uses them.
 OPTIONAL_PACKAGES = {"cv2", "decord", "gradio", "matplotlib", "open_clip", "peft", "tensorboard", "torchmetrics"}
-OPTIONAL_PACKAGES |= {"torchvision", "vizdoom", "xformers", "faiss", "gguf", "gymnasium", "torchcodec"}
+OPTIONAL_PACKAGES |= {"ale_py", "torchvision", "vizdoom", "xformers", "faiss", "gguf", "gymnasium", "torchcodec"}
 
 
 def run_python(code: str) -> str:

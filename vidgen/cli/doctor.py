@@ -18,6 +18,11 @@ OPTIONAL_PACKAGES = {
     "peft": "train",
     "tensorboard": "train",
     "torchvision": "eval",
+    "torchmetrics": "eval",
+    "vizdoom": "worlds",
+    "ale-py": "worlds",
+    "gymnasium": "envs",
+    "gradio": "demo",
     "xformers": "gpu",
 }
 
