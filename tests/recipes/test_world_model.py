@@ -17,7 +17,7 @@ from vidgen.pipelines import WorldModelPipeline, load_starts
 from vidgen.recipes import world_model
 from vidgen.recipes.world_model import LatentWindows
 from vidgen.runtime.checkpoint import load_safetensors
-from vidgen.runtime.config import find_config
+from vidgen.runtime.config import find_config, load_config
 from vidgen.runtime.errors import ConfigError
 from vidgen.train.autoencoder import to_model_pixels
 from vidgen.train.block_code import BlockCode
@@ -206,6 +206,20 @@ def test_wrong_settings_are_named(override: str, message: str):
         world_model.train_world_model("live/vizdoom64_df", [override])
 
 
-@pytest.mark.parametrize("name", ["vizdoom64_autoencoder", "vizdoom64_df", "vizdoom64_live", "vizdoom64_assemble"])
-def test_configs_are_found(name: str):
-    assert find_config(f"live/{name}").is_file()
+RECIPES = {
+    "autoencoder": world_model.FrameAutoencoderRecipe,
+    "assemble": world_model.AssembleWorldModelRecipe,
+    "df": world_model.WorldModelRecipe,
+    "live": world_model.WorldModelRecipe,
+}
+
+
+@pytest.mark.parametrize("path", sorted(find_config("live/vizdoom64_df").parent.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_config_is_one_of_its_recipe(path: Path):
+    stage = path.stem.rpartition("_")[2]
+    config = load_config(RECIPES[stage], str(path), [])
+    if stage in ("df", "live"):
+        window = 32 if path.stem.startswith("re10k") else 16
+        assert config.objective == {"df": "diffusion_forcing", "live": "live"}[stage]
+        assert config.new is None or config.new["window"] == window
+        assert all(window % p == 0 for part in config.curriculum or [] for p in part.weights)
