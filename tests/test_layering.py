@@ -11,12 +11,13 @@ import pytest
 
 import vidgen
 
-PACKAGE = Path(vidgen.__file__).parent
-REPOSITORY = PACKAGE.parent
+REPOSITORY = Path(vidgen.__file__).parents[1]
+PACKAGES = (REPOSITORY / "vidgen", REPOSITORY / "scene_graph")
 
 # Installed by an extra, or heavy and needed by few: imported inside the function that uses them.
 OPTIONAL_PACKAGES = {"cv2", "decord", "gradio", "matplotlib", "open_clip", "peft", "tensorboard", "torchmetrics"}
 OPTIONAL_PACKAGES |= {"ale_py", "torchvision", "vizdoom", "xformers", "faiss", "gguf", "gymnasium", "torchcodec"}
+OPTIONAL_PACKAGES |= {"networkx", "sklearn"}
 
 
 def run_python(code: str) -> str:
@@ -31,7 +32,7 @@ def test_packages_import_only_what_the_contracts_allow(monkeypatch):
     assert cli.lint_imports(config_filename="pyproject.toml", no_cache=True) == 0
 
 
-@pytest.mark.parametrize("module", ["vidgen", "vidgen.cli.main"])
+@pytest.mark.parametrize("module", ["vidgen", "vidgen.cli.main", "scene_graph"])
 def test_start_up_loads_no_heavy_package(module):
     heavy = "{'torch', 'diffusers', 'transformers', 'accelerate', 'numpy', 'av'}"
     loaded = run_python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))")
@@ -40,7 +41,7 @@ def test_start_up_loads_no_heavy_package(module):
 
 def test_optional_packages_are_imported_where_they_are_used():
     found = []
-    for path in PACKAGE.rglob("*.py"):
+    for path in (path for package in PACKAGES for path in package.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []

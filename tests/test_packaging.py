@@ -29,9 +29,9 @@ def wheel(tmp_path_factory):
         yield archive
 
 
-def test_wheel_installs_vidgen_and_nothing_else(wheel):
+def test_wheel_installs_its_two_packages_and_nothing_else(wheel):
     top_level = {name.partition("/")[0] for name in wheel.namelist()}
-    assert top_level == {"vidgen", f"vidgen-{vidgen.__version__}.dist-info"}
+    assert top_level == {"vidgen", "scene_graph", f"vidgen-{vidgen.__version__}.dist-info"}
 
 
 @pytest.mark.parametrize("folder", ["configs", "assets"])
@@ -47,7 +47,11 @@ def test_wheel_carries_every_file_the_package_looks_up(wheel, folder):
 
 
 def test_wheel_carries_every_module(wheel):
-    modules = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "vidgen").rglob("*.py")}
+    modules = {
+        path.relative_to(REPOSITORY).as_posix()
+        for package in ("vidgen", "scene_graph")
+        for path in (REPOSITORY / package).rglob("*.py")
+    }
     assert modules <= set(wheel.namelist())
 
 
