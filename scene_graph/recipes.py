@@ -158,7 +158,9 @@ def train_predictor(config: PredictorRecipe) -> tuple[TrainingMethod, Any]:
     if config.validation_batches:
         # Held-out frames with training frames as examples, as they will be asked.
         everything, asked = [*train, *held_out], range(len(train), len(train) + len(held_out))
-        others = TinySGGBatches(everything, vocabulary, model, config.context, None, queries=asked, seed=seed, **options)
+        others = TinySGGBatches(
+            everything, vocabulary, model, config.context, None, queries=asked, seed=seed, **options
+        )
         validation = [
             others.batch(VALIDATION_STEP + index, 0, 1, config.train.batch_size)
             for index in range(config.validation_batches)

@@ -51,7 +51,7 @@ ACTION_COMPANION = "holding"
 LOSSES = ("bce", "focal")
 TARGETS = ("tail", "utility")
 # Temperatures that calibration tries; beyond them a probability says nothing, or everything.
-TEMPERATURES = np.geomspace(0.05, 20.0, 601)
+TEMPERATURES = np.geomspace(0.01, 1000.0, 901)
 # A probability is never quite 0 or 1, so that the thresholds 0 and 1 send all frames, or none.
 MIN_PROBABILITY = 1e-7
 # How much more probable its own words may be to a predictor on the router's training frames than on held-out ones.
@@ -240,12 +240,17 @@ class AdaptiveRouter:
     def __init__(self, config: RouterConfig | None = None) -> None:
         self.config = config or RouterConfig()
         count = len(FEATURE_NAMES)
-        self.network = nn.Sequential(
-            nn.LayerNorm(count), nn.Linear(count, self.config.hidden), nn.GELU(), nn.Linear(self.config.hidden, 1)
-        ).double()
+        self.network = self._new_network()
         self.mean, self.std = np.zeros(count), np.ones(count)
         self.temperature, self.threshold = 1.0, 0.5
         self.train_confidence: float | None = None
+
+    def _new_network(self) -> nn.Sequential:
+        count, hidden = len(FEATURE_NAMES), self.config.hidden
+        with torch.random.fork_rng([]):
+            torch.manual_seed(self.config.seed)  # layers draw their weights from the global generator
+            layers = (nn.LayerNorm(count), nn.Linear(count, hidden), nn.GELU(), nn.Linear(hidden, 1))
+        return nn.Sequential(*layers).double()
 
     def fit(self, features: np.ndarray, labels: Sequence[bool] | np.ndarray) -> AdaptiveRouter:
         """Learn from labeled frames, out of fold.
@@ -273,11 +278,7 @@ class AdaptiveRouter:
         inputs = torch.from_numpy((features - self.mean) / self.std)
         targets = torch.from_numpy(labels.astype(np.float64))
         positive_weight = (len(targets) - targets.sum()) / targets.sum()
-        with torch.random.fork_rng([]):
-            torch.manual_seed(config.seed)
-            for layer in self.network:
-                if hasattr(layer, "reset_parameters"):
-                    layer.reset_parameters()
+        self.network = self._new_network()
         matrices = [layer.weight for layer in self.network if isinstance(layer, nn.Linear)]
         optimizer = torch.optim.LBFGS(
             self.network.parameters(), max_iter=config.iterations, line_search_fn="strong_wolfe"

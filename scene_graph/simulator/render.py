@@ -48,8 +48,9 @@ FLOOR, LOW, MIDDLE, MARKS, HIGH = range(5)
 LIGHT = (-0.35, -0.45, 0.82)
 NEAR = 0.15
 NOWHERE = (math.nan, math.nan, math.nan)
-# Meters from the tip of a tool to its body, and the width of the dark line around each part.
-TIP, RIM = 0.16, 0.005
+# Meters from the tip of a tool to its body, the width of the dark line around each part, and how much smaller tips are
+# drawn than they are written down below: small enough that what catches the eye is the body, which names no action.
+TIP, RIM, TIP_SCALE = 0.16, 0.005, 0.68
 # Shift of the lighter part of a capsule, in radii.
 TOWARD_LIGHT = np.array([-0.20, -0.25])
 NUM_GRAINS = 8
@@ -210,23 +211,11 @@ def _add_patient(shapes: _Shapes, take: SimulatedTake, state: SceneState) -> Non
     if state.is_draped:
         shapes.capsule(knee - (0.15, 0, 0.012), knee, 0.100, 0.098, skin, MARKS)
         shapes.capsule(knee, knee + (0.19, 0, 0.03 - 0.06), 0.098, 0.082, skin, MARKS)
-        _add_marks(shapes, state, knee + (0.0, 0.0, 0.1))
-
-
-def _add_marks(shapes: _Shapes, state: SceneState, top: np.ndarray) -> None:
-    """What earlier actions left on the knee. It stays, so it tells what was done and not what is being done."""
-    done = state.done
-    if "cleaning" in done:
-        shapes.capsule(
-            top + (-0.07, 0, -0.02), top + (0.07, 0, -0.02), 0.06, 0.055, _scaled(IODINE, 1.1), MARKS, False
-        )
-    if "cutting" in done and "suturing" not in done:
-        shapes.capsule(top + (-0.1, 0, 0), top + (0.1, 0, -0.01), 0.022, 0.022, BLOOD, MARKS, False)
-        shapes.capsule(top + (-0.05, 0, 0), top + (0.05, 0, 0), 0.013, 0.013, BONE, MARKS, False)
-    if "suturing" in done:
-        shapes.capsule(top + (-0.1, 0, 0), top + (0.1, 0, -0.01), 0.008, 0.008, BLOOD, MARKS, False)
-    if "hammering" in done and "suturing" not in done:
-        shapes.capsule(top + (-0.03, 0, 0), top + (0.03, 0, 0), 0.018, 0.018, STEEL, MARKS, False)
+        # The wound looks the same throughout, or it would name the actions that come before and after others.
+        top = knee + (0.0, 0.0, 0.1)
+        shapes.capsule(top + (-0.07, 0, -0.02), top + (0.07, 0, -0.02), 0.06, 0.055, IODINE, MARKS, False)
+        shapes.capsule(top + (-0.1, 0, 0), top + (0.1, 0, -0.01), 0.020, 0.020, BLOOD, MARKS, False)
+        shapes.capsule(top + (-0.05, 0, 0), top + (0.05, 0, 0), 0.011, 0.011, BONE, MARKS, False)
 
 
 def _add_person(shapes: _Shapes, take: SimulatedTake, person: Person) -> None:
@@ -270,18 +259,18 @@ def _add_person(shapes: _Shapes, take: SimulatedTake, person: Person) -> None:
 class _ToolPlane:
     """Draws in the plane of a tool: `a` meters back from the tip, `b` meters across."""
 
-    def __init__(self, shapes: _Shapes, tool: Tool) -> None:
-        self.shapes, self.tip, self.axis = shapes, tool.tip, tool.axis
+    def __init__(self, shapes: _Shapes, tool: Tool, scale: float = 1.0) -> None:
+        self.shapes, self.tip, self.axis, self.scale = shapes, tool.tip, tool.axis * scale, scale
         across = np.array([-tool.axis[1], tool.axis[0], 0.0])
-        self.across = across / np.linalg.norm(across)
+        self.across = across / np.linalg.norm(across) * scale
 
     def at(self, a: float, b: float = 0.0) -> np.ndarray:
         return self.tip - self.axis * a + self.across * b
 
     def bar(self, start, end, radius, color, end_radius=None, is_shaded=False) -> None:
-        ends, end_radius = (self.at(*start), self.at(*end)), end_radius or radius
-        self.shapes.capsule(*ends, radius + RIM, end_radius + RIM, DARK, HIGH, False)
-        self.shapes.capsule(*ends, radius, end_radius, color, HIGH, is_shaded)
+        ends, radii = (self.at(*start), self.at(*end)), (radius * self.scale, (end_radius or radius) * self.scale)
+        self.shapes.capsule(*ends, radii[0] + RIM, radii[1] + RIM, DARK, HIGH, False)
+        self.shapes.capsule(*ends, *radii, color, HIGH, is_shaded)
 
     def sheet(self, points, color) -> None:
         middle = np.mean(points, axis=0)
@@ -289,15 +278,23 @@ class _ToolPlane:
         self.shapes.polygon([self.at(*point) for point in rim], DARK, HIGH)
         self.shapes.polygon([self.at(*point) for point in points], color, HIGH)
 
+    def blobs(self, places, radii, color) -> None:
+        """Balls that have grown together."""
+        balls = [(self.at(*place), radius * self.scale) for place, radius in zip(places, radii)]
+        for center, radius in balls:
+            self.shapes.ball(center, radius + RIM, DARK, HIGH, False)
+        for center, radius in balls:
+            self.shapes.ball(center, radius, color, HIGH, False)
+
     def line(self, points, radius, color) -> None:
         """A thread or wire through points in space."""
         for start, end in pairwise(points):
-            self.shapes.capsule(start, end, radius, radius, color, HIGH, False)
+            self.shapes.capsule(start, end, radius * self.scale, radius * self.scale, color, HIGH, False)
 
 
 def _add_body(plane: _ToolPlane, body: str, color: tuple[int, int, int]) -> None:
     """The part of a tool that its look gives."""
-    t = TIP
+    t = TIP * TIP_SCALE
     if body == "pistol":
         plane.bar((t + 0.13, 0.0), (t + 0.17, 0.14), 0.030, _scaled(color, 0.8))
         plane.bar((t, 0.0), (t + 0.16, 0.0), 0.037, color, is_shaded=True)
@@ -335,11 +332,9 @@ def _add_tip(plane: _ToolPlane, tool: Tool, other_hand: np.ndarray) -> None:
         plane.bar((0.01, -0.075), (0.01, 0.075), 0.044, STEEL, is_shaded=True)
     elif tool.kind == "cementing":
         plane.bar((0.03, 0.0), (t, 0.0), 0.012, (232, 236, 240), end_radius=0.036)
-        blob = (plane.at(-0.03, -0.02), plane.at(0.0, 0.02), plane.at(-0.055, 0.03), plane.at(-0.07, -0.015))
-        for place, radius in zip(blob, (0.036, 0.034, 0.028, 0.022)):
-            plane.shapes.ball(place, radius + RIM, DARK, HIGH, False)
-        for place, radius in zip(blob, (0.036, 0.034, 0.028, 0.022)):
-            plane.shapes.ball(place, radius, CEMENT, HIGH, False)
+        plane.blobs(
+            ((-0.03, -0.02), (0.0, 0.02), (-0.055, 0.03), (-0.07, -0.015)), (0.036, 0.034, 0.028, 0.022), CEMENT
+        )
     elif tool.kind == "suturing":
         plane.bar((0.02, 0.0), (t, 0.0), 0.010, DARK_STEEL, end_radius=0.016)
         arc = [plane.at(0.01 + 0.05 * math.sin(u), 0.045 - 0.065 * math.cos(u)) for u in np.linspace(-0.9, 2.4, 7)]
@@ -360,17 +355,18 @@ def _add_tip(plane: _ToolPlane, tool: Tool, other_hand: np.ndarray) -> None:
 
 
 def _add_tool(shapes: _Shapes, person: Person) -> None:
-    tool, plane = person.tool, _ToolPlane(shapes, person.tool)
+    tool = person.tool
+    plane = _ToolPlane(shapes, tool)
     shapes.anchor = tool.tip - tool.axis * TIP
     if tool.kind == "hammering" and tool.is_applied:
         # The mallet strikes a rod that the other hand holds on the bone.
         foot = np.array([*tool.tip[:2], 1.16])
         shapes.capsule(foot, person.hands[0] + (0.0, 0.0, 0.06), 0.015, 0.022, DARK_STEEL, HIGH)
     if tool.look is None:
-        plane.bar((TIP, 0.0), (TIP + 0.18, 0.0), 0.018, DARK_STEEL)
+        plane.bar((TIP * TIP_SCALE, 0.0), (TIP + 0.14, 0.0), 0.018, DARK_STEEL)
     else:
         _add_body(plane, tool.look.body, HUES[tool.look.hue])
-    _add_tip(plane, tool, person.hands[0])
+    _add_tip(_ToolPlane(shapes, tool, TIP_SCALE), tool, person.hands[0])
     shapes.anchor = None
 
 
@@ -511,7 +507,7 @@ class Renderer:
             draw.polygon(pixels[index].ravel().tolist(), color)
 
     def _shapes(self, state: SceneState) -> _Shapes:
-        scene = (None if state.table is None else tuple(state.table), state.is_draped, state.done)
+        scene = (None if state.table is None else tuple(state.table), state.is_draped)
         if self._scene != scene:  # what stays for many frames
             self._scene, self._still = scene, self._furniture.copy()
             if state.table is not None:
@@ -567,8 +563,8 @@ class Renderer:
         views = []
         for view in range(len(self.views)):
             shown = np.flatnonzero(seen[view])
-            flat = outlines[view, shown].reshape(len(shown), -1).tolist()
-            light = lit[view, shown].reshape(len(shown), -1).tolist()
+            flat = outlines[view, shown].reshape(len(shown), 4 * len(ARC)).tolist()
+            light = lit[view, shown].reshape(len(shown), 4 * len(ARC)).tolist()
             items = zip(shown.tolist(), flat, light, is_lit[view, shown].tolist())
             views.append(
                 [(keys[view][i], outline, colors[i], part if lit else None) for i, outline, part, lit in items]

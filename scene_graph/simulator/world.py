@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -114,18 +114,14 @@ SPEED = 1.0
 # Bodies and colors of tools; a look is one of each.
 BODIES = ("pistol", "rod", "tee", "bulb", "rings")
 HUES = {
-    "red": (208, 40, 44),
-    "orange": (240, 132, 24),
-    "yellow": (236, 214, 40),
-    "lime": (130, 205, 40),
-    "green": (14, 130, 66),
-    "cyan": (40, 200, 214),
-    "blue": (36, 78, 214),
-    "violet": (132, 58, 200),
-    "pink": (240, 104, 176),
-    "black": (34, 34, 40),
+    "red": (212, 36, 40),
+    "yellow": (240, 212, 30),
+    "green": (40, 176, 60),
+    "cyan": (40, 206, 220),
+    "violet": (150, 60, 206),
+    "black": (30, 30, 36),
 }
-MAX_LOOKS = 5
+MAX_LOOKS = 3
 OR4D_SPLITS = {"train": (1, 3, 5, 7, 9, 10), "validation": (4, 8), "test": (2, 6)}
 CAMERAS = (1, 2, 3, 4, 5, 6)
 
@@ -375,7 +371,6 @@ class SceneState:
         people: in the room.
         table: center of the operating table on the floor, None while it is outside.
         is_draped: whether the patient is covered but for the knee.
-        done: actions that left traces on the knee so far.
     """
 
     frame: int
@@ -385,7 +380,6 @@ class SceneState:
     people: tuple[Person, ...]
     table: np.ndarray | None
     is_draped: bool = False
-    done: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -436,7 +430,7 @@ class _Script:
     tools: list[dict[str, str]]
     ride: np.ndarray  # 0 at the door to 1 at its place; not a number while the table is outside
     graphs: list[SceneGraph] | None = None
-    done: list[frozenset[str]] = field(default_factory=list)
+    draped: int = 0  # first frame with the drape
 
 
 def _count(rng: np.random.Generator, mean: float) -> int:
@@ -483,10 +477,10 @@ def _write_script(rng: np.random.Generator, num_frames: int) -> _Script:
     )
     for phase, start, stop in zip(PHASE_SECONDS, bounds[:-1], bounds[1:]):
         _PhaseWriter(rng, script, phase, int(start), int(stop), step).write()
-    done: frozenset[str] = frozenset()
-    for relations in script.relations:
-        script.done.append(done)
-        done |= {predicate for predicate in relations.values() if predicate in ACTIONS}
+    # Some of the skin is cleaned before it is covered, some after.
+    prepared = script.phases.index("patient_prep")
+    first_cut = script.phases.index("knee_prep")
+    script.draped = int(rng.integers(prepared + (first_cut - prepared) // 4, first_cut + 1))
     return script
 
 
@@ -727,8 +721,7 @@ class _Director:
             graph=graph,
             people=people,
             table=table,
-            is_draped=phase in ("knee_prep", "knee_insert", "surgery_conclusion"),
-            done=script.done[frame] if phase != "roll_out" else frozenset(),
+            is_draped=frame >= script.draped and phase != "roll_out",
         )
 
     def station(self, role: str, phase: str, relations: Mapping[tuple[str, str], str], has_table: bool) -> str:
@@ -805,7 +798,7 @@ class _Director:
             self.doing[role] = (station, doing)
             spread = (0.10, 0.03) if station in ("knee", "touching", "preparing", "push") else (0.18, 0.10)
             self.offsets[role] = self.rng.normal(0, spread)
-            self.angles[role] = float(self.rng.uniform(-0.6, 0.6))
+            self.angles[role] = float(self.rng.uniform(-0.8, 0.8))
             self.leans[role] = float(self.rng.uniform(0.10, 0.30))
         goal = self.target(role, station, table) + self.offsets[role] + self.rng.normal(0, 0.015, 2)
         place = self.places.get(role)
@@ -866,7 +859,7 @@ class _Director:
             hands[0] = body + forward * 0.42 + across * 0.14 + (0.0, 0.0, 1.14)
         tool = self.tool(role, frame, predicate, knee, body, forward, across)
         if tool is not None:
-            hands[1] = tool.tip - tool.axis * 0.31
+            hands[1] = tool.tip - tool.axis * 0.27
         if (role, HEAD_SURGEON) in relations and HEAD_SURGEON in self.places:
             surgeon = np.array([*self.places[HEAD_SURGEON], 1.2])
             hands[0] = body * 0.42 + surgeon * 0.58
@@ -898,10 +891,10 @@ class _Director:
         turn = self.angles[role] + self.rng.normal(0, 0.08)
         if predicate in ACTIONS:
             direction = forward * math.cos(turn - 0.35) + across * math.sin(turn - 0.35) * -1.0
-            tilt = {"drilling": 0.45, "hammering": 0.15}.get(kind, 0.35)
+            tilt = 0.15 if kind == "hammering" else 0.35
             tip = knee + across * self.rng.normal(0.0, 0.02) + (0.0, 0.0, 0.05)
             if kind == "hammering":
-                tip = tip + (0.0, 0.0, 0.24 + 0.12 * swing)
+                tip = tip + (0.0, 0.0, 0.12 + 0.12 * swing)
             if kind == "suturing":
                 tip = tip + (0.0, 0.0, 0.02 + 0.08 * swing)
         else:

@@ -265,7 +265,7 @@ def test_the_nearer_covers_the_farther(takes: list[SimulatedTake]) -> None:
 
     empty = renderer.render(dataclasses.replace(state, people=()))[0, middle, middle].astype(int)
     before, behind = (knee_with(state.table + np.array([along, 0.0])) for along in (0.55, -1.4))
-    assert (np.abs(before - empty).max(axis=2) > 15).mean() > 0.7
+    assert (np.abs(before - empty).max(axis=2) > 15).mean() > 0.5
     assert (np.abs(behind - empty).max(axis=2) > 15).mean() < 0.05
 
 
