@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from vidgen.pipelines import ContextForcingPipeline
 from vidgen.runtime.assets import find_asset
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import generator_for, select_device, select_dtype
+from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.worlds import CameraMove, LandscapeScene, LandscapeWorld
 from vidgen.worlds.landscape import BIOMES, FAST_SPEED, RAMP_SECONDS, TIMES, TRAVELLERS, WEATHERS
 
@@ -33,10 +36,99 @@ def make_parser(description: str, name: str) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="pipeline folder; default the embedded model")
-    parser.add_argument("--out", type=Path, default=Path("eval/results") / name, help="output folder")
+    add_out(parser, name)
     parser.add_argument("--smoke", action="store_true", help="a few seconds of video: shows direction, not numbers")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     return parser
+
+
+def add_out(parser: argparse.ArgumentParser, name: str) -> None:
+    """Adds `--out`, by default the benchmark's folder in `eval/results`."""
+    # Text, so that the default too has to be a folder that can be written in.
+    default = f"eval/results/{name}"
+    parser.add_argument("--out", type=_output_folder, default=default, help="output folder; default: %(default)s")
+
+
+def _output_folder(text: str) -> Path:
+    """Made at once: after hours of measuring it is too late to learn that nothing can be written."""
+    try:
+        Path(text).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=text):  # permission bits don't tell about read-only file systems
+            return Path(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"can't write in {text!r} ({error.strerror}); give a folder") from error
+
+
+def add_seeds(parser: argparse.ArgumentParser) -> None:
+    """Adds `--seeds`, by default three."""
+    parser.add_argument(
+        "--seeds", nargs="+", type=_seed, action=_DifferentSeeds, default=[0, 1, 2], help="default: 0 1 2"
+    )
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; allowed: whole numbers from 0 to {(1 << 31) - 1}")
+    return int(text)
+
+
+class _DifferentSeeds(argparse.Action):
+    """The same seed twice would count as two measurements."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if len(set(values)) < len(values):
+            parser.error(f"{option} {' '.join(map(str, values))}: every seed once")
+        setattr(namespace, self.dest, values)
+
+
+def reports_errors(main: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
+    """Makes a benchmark end in one line and with status 2 at an error that its user can repair."""
+
+    @functools.wraps(main)
+    def reporting(arguments: Sequence[str] | None = None) -> int:
+        try:
+            return main(arguments)
+        except (VidgenError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+    return reporting
+
+
+class WorkFolder:
+    """Where an interrupted benchmark goes on: every finished measurement is a file, trained models are folders beside.
+
+    Args:
+        folder: made if needed.
+        settings: what all that is in the folder was made with; what JSON can hold.
+
+    Raises:
+        ConfigError: when the folder was begun with other settings, or holds something and doesn't say with which.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        unknown = any(folder.iterdir()) and not self.holds("sizes")
+        if unknown or self.stored("sizes", lambda: settings) != settings:
+            raise ConfigError(f"{folder} was begun with other sizes; use another --work, the same sizes or delete it.")
+
+    def holds(self, name: str) -> bool:
+        """Whether the measurement of this name is finished."""
+        return self._path(name).exists()
+
+    def stored(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The finished measurement of this name, made if there is none."""
+        if not self.holds(name):
+            content = make()
+            with atomic_write(self._path(name)) as temporary:
+                temporary.write_text(json.dumps(content), encoding="utf-8")
+        return json.loads(self._path(name).read_text(encoding="utf-8"))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
 
 
 def model_folder(model: str | None) -> Path:

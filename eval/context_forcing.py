@@ -2,6 +2,7 @@
 
     python eval/context_forcing.py                   # all parts, 3 seeds
     python eval/context_forcing.py --parts rooms --seeds 0 --set student_steps=100
+    python eval/context_forcing.py --parts           # measures nothing, writes what is measured
 
 Parts (spec of the worlds: `vidgen.worlds.code_worlds`; chance is 1/8):
 
@@ -13,7 +14,8 @@ Parts (spec of the worlds: `vidgen.worlds.code_worlds`; chance is 1/8):
 * `cost`: seconds per chunk and bytes against length.
 
 Every trained model is a run folder under `--work` and every finished measurement a file beside it, so an interrupted
-benchmark goes on where it was.
+benchmark goes on where it was. The results hold all that is measured for the chosen seeds, whatever `--parts` chose
+this time; a part that lacks a seed is marked as such, and its bars are not decided.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import math
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import write_results
+from _benchmark import WorkFolder, add_out, add_seeds, reports_errors, write_results
 
 from vidgen.forcing.conditions import Conditions, predict_velocity
 from vidgen.forcing.context_teacher import ContextTeacherConfig, ContextTeacherMethod
@@ -58,8 +60,8 @@ from vidgen.memory import (
 from vidgen.metrics import RecallByGap, code_recall, effective_context_length, nearest_codes, place_agreement, validity
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.recipes.context_data import TEXT_DIM, CodeLayouts, CodeRollouts, CodeWorldData, ContextRange
-from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import generator_for, set_threads
+from vidgen.runtime.errors import ConfigError
 from vidgen.runtime.meter import run_environment
 from vidgen.train import OptimizerConfig, TrainConfig, fit
 from vidgen.worlds.code_worlds import PanoramaWorld, RoomsWorld
@@ -90,6 +92,21 @@ class Sizes:
     test_videos: int = 64
     test_frames: int = 150
     ode_steps: int = 8
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) < 1:
+                raise ConfigError(f"{field.name}={getattr(self, field.name)}; it must be positive.")
+        if self.test_frames % CHUNK or self.test_videos < 2:
+            raise ConfigError(
+                f"test_frames={self.test_frames}, test_videos={self.test_videos}; allowed: multiples of {CHUNK}, and "
+                "at least 2, since videos are compared."
+            )
+        if self.min_rollout > self.max_rollout or self.max_rollout % CHUNK:
+            raise ConfigError(
+                f"min_rollout={self.min_rollout}, max_rollout={self.max_rollout}; allowed: at most max_rollout, a "
+                f"multiple of {CHUNK}."
+            )
 
 
 def new_transformer(seed: int) -> CausalWanTransformer3DModel:
@@ -248,23 +265,32 @@ def score(latents: torch.Tensor, places: torch.Tensor, world: str) -> dict[str, 
     codes = nearest_codes(latents)[0]
     recall, agreement = code_recall(codes, places), place_agreement(codes, places)
     rates = {f"{low}-{high}": recall.rate(low, high) for low, high in GAP_BINS[world]}
+    length = None
+    if bool(recall.counts.any()):
+        length = effective_context_length(recall, chance=max(CHANCE, agreement)) / LATENT_FPS
     return {
-        "recall": {name: None if math.isnan(rate) else rate for name, rate in rates.items()},
+        "recall": {name: known(rate) for name, rate in rates.items()},
         "agreement": agreement,
         "validity": validity(latents),
-        "ecl_seconds": effective_context_length(recall, chance=max(CHANCE, agreement)) / LATENT_FPS,
+        "ecl_seconds": length,
         "hits": recall.hits.tolist(),
         "counts": recall.counts.tolist(),
     }
 
 
+def known(rate: float) -> float | None:
+    """A rate, or None where nothing was counted."""
+    return None if math.isnan(rate) else rate
+
+
 # --- parts -------------------------------------------------------------------------------------------------------
 
 
-def beyond_window(measured: dict[str, Any]) -> float:
-    """Recall over absences longer than a window of as many slots as the memory's reaches back."""
+def beyond_window(measured: dict[str, Any]) -> float | None:
+    """Recall over absences longer than a window of as many slots as the memory's reaches back; None without any."""
     recall = RecallByGap(torch.tensor(measured["hits"]), torch.tensor(measured["counts"]))
-    return recall.rate(MEMORY.sink + MEMORY.slow + MEMORY.fast - CHUNK, len(measured["counts"]) - 1)
+    shortest = MEMORY.sink + MEMORY.slow + MEMORY.fast - CHUNK
+    return known(recall.rate(shortest, max(shortest, len(measured["counts"]) - 1)))
 
 
 def rooms(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
@@ -385,6 +411,16 @@ def cost(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
 PARTS: dict[str, Callable[[Path, Sizes, int], dict[str, Any]]] = {"rooms": rooms, "panorama": panorama, "cost": cost}
 
 
+def measure(part: str, folder: WorkFolder, sizes: Sizes, seed: int) -> dict[str, Any]:
+    """What the work folder holds of a part, measured if there is nothing."""
+
+    def make() -> dict[str, Any]:
+        print(f"seed {seed}: {part}", flush=True)
+        return {"measured": PARTS[part](folder.folder, sizes, seed)}
+
+    return folder.stored(part, make)["measured"]
+
+
 # --- report ------------------------------------------------------------------------------------------------------
 
 
@@ -413,28 +449,40 @@ def arms_table(runs: list[dict[str, Any]], world: str) -> str:
     return "\n".join(lines)
 
 
+def above_agreement(measured: dict[str, Any]) -> float | None:
+    """`beyond_window` less what two videos agree on."""
+    recall = beyond_window(measured)
+    return None if recall is None else recall - measured["agreement"]
+
+
 def rooms_verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The spec's bars, from means over seeds."""
+    """The spec's bars, from means over seeds; None where a seed has no value for what a bar is about."""
     arms = {name: name.split()[0] for name in runs[0]["arms"] if name[1] == " "}
 
-    def mean(letter: str, measure: Callable[[dict[str, Any]], float]) -> float:
-        name = next(arm for arm, short in arms.items() if short == letter)
-        return statistics.mean(measure(run["arms"][name]) for run in runs)
+    def means(letters: str, measure: Callable[[dict[str, Any]], float | None]) -> dict[str, float | None]:
+        result = {}
+        for letter in letters:
+            name = next(arm for arm, short in arms.items() if short == letter)
+            values = [measure(run["arms"][name]) for run in runs]
+            result[letter] = None if None in values else statistics.mean(values)
+        return result
 
-    recall = {letter: mean(letter, beyond_window) for letter in "ABC"}
-    remembered = {letter: mean(letter, lambda arm: beyond_window(arm) - arm["agreement"]) for letter in "ABC"}
-    quality = {letter: mean(letter, lambda arm: arm["validity"]) for letter in "AB"}
-    ecl = {letter: mean(letter, lambda arm: arm["ecl_seconds"]) for letter in "AB"}
+    def decide(reached: Callable[..., bool], *values: float | None) -> bool | None:
+        return None if None in values else reached(*values)
+
+    recall, remembered = means("ABC", beyond_window), means("ABC", above_agreement)
+    quality = means("AB", lambda arm: arm["validity"])
+    ecl = means("AB", lambda arm: arm["ecl_seconds"])
     return {
         "recall beyond the window": recall,
         "recall above what two videos agree on": remembered,
-        "world leaks (C > 0.45), comparison void": recall["C"] > LEAKY_WORLD,
-        "A - B >= 0.20": recall["A"] - recall["B"] >= 0.20,
-        "A - C >= 0.25": recall["A"] - recall["C"] >= 0.25,
-        "A - B >= 0.20, above agreement": remembered["A"] - remembered["B"] >= 0.20,
-        "A - C >= 0.25, above agreement": remembered["A"] - remembered["C"] >= 0.25,
-        "validity of A within 20 % of B": quality["A"] <= 1.2 * quality["B"],
-        "ECL of A >= 3 x B": ecl["A"] >= 3 * ecl["B"] and ecl["A"] > 0,
+        "world leaks (C > 0.45), comparison void": decide(lambda c: c > LEAKY_WORLD, recall["C"]),
+        "A - B >= 0.20": decide(lambda a, b: a - b >= 0.20, recall["A"], recall["B"]),
+        "A - C >= 0.25": decide(lambda a, c: a - c >= 0.25, recall["A"], recall["C"]),
+        "A - B >= 0.20, above agreement": decide(lambda a, b: a - b >= 0.20, remembered["A"], remembered["B"]),
+        "A - C >= 0.25, above agreement": decide(lambda a, c: a - c >= 0.25, remembered["A"], remembered["C"]),
+        "validity of A within 20 % of B": decide(lambda a, b: a <= 1.2 * b, quality["A"], quality["B"]),
+        "ECL of A >= 3 x B": decide(lambda a, b: a >= 3 * b and a > 0, ecl["A"], ecl["B"]),
     }
 
 
@@ -447,6 +495,8 @@ def plot_recall(runs: list[dict[str, Any]], path: Path, window: int = 6) -> None
         edges = range(1, len(pooled.counts) - window, window)
         points = [(low + window / 2, pooled.rate(low, low + window - 1)) for low in edges]
         points = [(gap / LATENT_FPS, rate) for gap, rate in points if not math.isnan(rate)]
+        if not points:
+            continue
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=arm)
     axes.axhline(CHANCE, color="gray", linestyle=":", label="chance")
     axes.set(xlabel="absence, seconds", ylabel="recall", ylim=(0, 1.02))
@@ -455,87 +505,128 @@ def plot_recall(runs: list[dict[str, Any]], path: Path, window: int = 6) -> None
     plt.close(figure)
 
 
+def rooms_sections(runs: list[dict[str, Any]], out: Path) -> list[str]:
+    arms = [run["arms"] for run in runs]
+    plot_recall(arms, out / "rooms_recall.png")
+    return [arms_table(arms, "rooms")]
+
+
+def panorama_sections(runs: list[dict[str, Any]], out: Path) -> list[str]:
+    sections = []
+    for script in ("sweep", "long pause"):
+        arms = [run[script] for run in runs]
+        sections += [f"#### {script.capitalize()}", arms_table(arms, "panorama")]
+        plot_recall(arms, out / f"panorama_{script.replace(' ', '_')}_recall.png")
+    lines = [
+        "#### Error recycling: target loss",
+        "",
+        "| recycling | clean context | drifted context |",
+        "|---|---|---|",
+    ]
+    for name in ("on", "off"):
+        cells = [spread([run["error recycling"][name][key] for run in runs]) for key in ("clean", "drifted")]
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
+    return [*sections, "\n".join(lines)]
+
+
+def cost_sections(runs: list[dict[str, Any]], out: Path) -> list[str]:
+    marks = list(runs[0]["full"]["seconds"])
+    lines = ["| memory | " + " | ".join(f"chunk {mark}" for mark in marks) + " |", "|---" * (len(marks) + 1) + "|"]
+    for name in runs[0]:
+        cells = [
+            f"{1000 * statistics.median(run[name]['seconds'][mark] for run in runs):.0f} ms, "
+            f"{runs[0][name]['bytes'][mark] / 1e6:.2f} MB"
+            for mark in marks
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return ["\n".join(lines)]
+
+
+TITLES = {"rooms": "Rooms", "panorama": "Panorama", "cost": "Cost per chunk"}
+SECTIONS = {"rooms": rooms_sections, "panorama": panorama_sections, "cost": cost_sections}
+
+
 def report(results: dict[str, dict[int, Any]], sizes: Sizes, out: Path) -> str:
-    """Writes results.json, table.md and the plots; returns the table."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Writes results.json, table.md and the plots.
+
+    Args:
+        results: by part and seed what was measured; None where nothing was.
+        sizes: budget.
+        out: folder of the files.
+
+    Returns:
+        The table.
+    """
     sections = []
     summary: dict[str, Any] = {"environment": run_environment(), "sizes": dataclasses.asdict(sizes)}
     for part, by_seed in results.items():
-        runs = list(by_seed.values())
+        runs = [run for run in by_seed.values() if run is not None]
+        missing = ", ".join(str(seed) for seed, run in by_seed.items() if run is None)
         summary[part] = {str(seed): run for seed, run in by_seed.items()}
+        sections.append(f"### {TITLES[part]}, {len(runs)} of {len(by_seed)} seeds")
+        if missing:
+            sections.append(f"Not measured: seed {missing}.")
+        if runs:
+            sections += SECTIONS[part](runs, out)
         if part == "rooms":
-            verdict = rooms_verdict(runs)
+            # A bar is about all the seeds that were asked for.
+            verdict = None if missing else rooms_verdict(runs)
             summary["rooms verdict"] = verdict
-            arms = [run["arms"] for run in runs]
-            sections += [f"### Rooms, {len(runs)} seeds", arms_table(arms, "rooms")]
-            sections.append("\n".join(f"- {name}: {value}" for name, value in verdict.items()))
-            plot_recall(arms, out / "rooms_recall.png")
-        elif part == "panorama":
-            for script in ("sweep", "long pause"):
-                arms = [run[script] for run in runs]
-                sections += [f"### Panorama, {script}, {len(runs)} seeds", arms_table(arms, "panorama")]
-                plot_recall(arms, out / f"panorama_{script.replace(' ', '_')}_recall.png")
-            lines = [
-                "### Error recycling: target loss",
-                "| recycling | clean context | drifted context |",
-                "|---|---|---|",
-            ]
-            for name in ("on", "off"):
-                cells = [spread([run["error recycling"][name][key] for run in runs]) for key in ("clean", "drifted")]
-                lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
-            sections.append("\n".join(lines))
-        else:
-            marks = list(runs[0]["full"]["seconds"])
-            lines = ["### Cost per chunk", "| memory | " + " | ".join(f"chunk {mark}" for mark in marks) + " |"]
-            lines.append("|---" * (len(marks) + 1) + "|")
-            for name in runs[0]:
-                cells = [
-                    f"{1000 * statistics.median(run[name]['seconds'][mark] for run in runs):.0f} ms, "
-                    f"{runs[0][name]['bytes'][mark] / 1e6:.2f} MB"
-                    for mark in marks
-                ]
-                lines.append(f"| {name} | " + " | ".join(cells) + " |")
-            sections.append("\n".join(lines))
+            bars = {"bars": "not measured"} if verdict is None else verdict
+            sections.append("\n".join(f"- {name}: {describe(value)}" for name, value in bars.items()))
     table = "\n\n".join(sections) + "\n"
     write_results(out, summary, table)
     return table
 
 
-def main() -> None:
+def describe(value: Any) -> str:
+    """A bar's verdict or the numbers of the arms that it is about."""
+    if isinstance(value, dict):
+        return ", ".join(f"{arm} {describe(number)}" for arm, number in value.items())
+    if value is None:
+        return "no value"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def parse_sizes(items: Sequence[str]) -> Sizes:
+    """Sizes with `NAME=NUMBER` changes.
+
+    Raises:
+        ConfigError: an unknown name, no number, or an impossible one.
+    """
+    names = [field.name for field in dataclasses.fields(Sizes)]
+    changes = {}
+    for item in items:
+        name, _, number = item.partition("=")
+        if name not in names or not (number.isascii() and number.isdigit()):
+            raise ConfigError(f"--set {item}: allowed NAME=NUMBER with NAME of {', '.join(names)}")
+        changes[name] = int(number)
+    return dataclasses.replace(Sizes(), **changes)
+
+
+@reports_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the chosen parts where they aren't measured yet; write and print what is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="to measure; default: all")
+    add_seeds(parser)
     parser.add_argument("--work", type=Path, default=Path("runs/context_forcing_bench"), help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("eval/results/context_forcing"), help="default: %(default)s")
+    add_out(parser, "context_forcing")
     names = ", ".join(field.name for field in dataclasses.fields(Sizes))
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help=f"budget: {names}")
-    arguments = parser.parse_args()
-    changes = {}
-    for item in arguments.set:
-        name, _, number = item.partition("=")
-        if name not in {field.name for field in dataclasses.fields(Sizes)} or not number.isdigit():
-            parser.error(f"--set {item}: allowed NAME=NUMBER with NAME of {names}")
-        changes[name] = int(number)
-    sizes = dataclasses.replace(Sizes(), **changes)
+    options = parser.parse_args(arguments)
+    sizes = parse_sizes(options.set)
     set_threads()
 
-    results: dict[str, dict[int, Any]] = {part: {} for part in arguments.parts}
-    for seed in arguments.seeds:
-        for part in arguments.parts:
-            folder = arguments.work / f"seed_{seed}"
-            finished = folder / f"{part}.json"
-            if not finished.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                print(f"seed {seed}: {part}", flush=True)
-                measured = PARTS[part](folder, sizes, seed)
-                with atomic_write(finished) as path:
-                    Path(path).write_text(json.dumps({"sizes": dataclasses.asdict(sizes), "measured": measured}))
-            stored = json.loads(finished.read_text())
-            if stored["sizes"] != dataclasses.asdict(sizes):
-                parser.error(f"{finished} was measured with other sizes; use another --work or delete it.")
-            results[part][seed] = stored["measured"]
-    print(report(results, sizes, arguments.out))
+    folders = {seed: WorkFolder(options.work / f"seed_{seed}", dataclasses.asdict(sizes)) for seed in options.seeds}
+    results: dict[str, dict[int, Any]] = {part: {} for part in PARTS}
+    for seed, folder in folders.items():
+        for part in PARTS:
+            wanted = part in options.parts or folder.holds(part)
+            results[part][seed] = measure(part, folder, sizes, seed) if wanted else None
+    print(report(results, sizes, options.out))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

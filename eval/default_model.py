@@ -38,6 +38,7 @@ from _benchmark import (
     model_folder,
     recall_arms,
     report_progress,
+    reports_errors,
     there_and_back,
     turning_second,
     write_results,
@@ -326,11 +327,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0, help="shifts all seeds: other scenes, other noise")
     parser.add_argument("--minutes", type=float, help="start no further generation after this many minutes")
     options = parser.parse_args(arguments)
+    if options.minutes is not None and not options.minutes > 0:
+        parser.error(f"--minutes {options.minutes:g}: above 0")
     if options.seeds < 1 or options.first_seed < 0:
         parser.error(f"--seeds {options.seeds} --first-seed {options.first_seed}: at least 1 and at least 0")
     return options
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen parts, merge and write results.json and table.md, print the table."""
     options = parse_arguments(arguments)

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 import torch
-from _benchmark import load_pipeline, make_parser, model_folder, report_progress, write_results
+from _benchmark import load_pipeline, make_parser, model_folder, report_progress, reports_errors, write_results
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vidgen.data import VideoWriter
@@ -36,6 +36,7 @@ from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.pipelines import ContextForcingPipeline, GenerationSession
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import generator_for, return_freed_memory, set_threads
+from vidgen.runtime.errors import VidgenError
 from vidgen.runtime.meter import count_flops, matmul_peak, run_environment
 
 PROMPT = (
@@ -180,7 +181,7 @@ def resident_in_fresh_process(model: str | None, num_chunks: int) -> dict[str, A
     command += ["--model", model] if model else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"measuring the resident memory failed:\n{done.stderr}")
+        raise VidgenError(f"measuring the resident memory failed:\n{done.stderr}")
     return add_growth(json.loads(done.stdout.splitlines()[-1]), num_chunks)
 
 
@@ -226,7 +227,7 @@ def time_command(model: str | None, seconds: float, seeds: Sequence[int]) -> lis
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             totals.append(time.perf_counter() - started)
         if done.returncode != 0:
-            raise RuntimeError(f"vidgen generate failed:\n{done.stderr}")
+            raise VidgenError(f"vidgen generate failed:\n{done.stderr}")
         report_progress(f"vidgen generate: {seconds:g} s of video in {totals[-1]:.1f} s")
     return totals
 
@@ -341,6 +342,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write results.json, table.md and seconds_per_chunk.png, print the table."""
     options = parse_arguments(arguments)

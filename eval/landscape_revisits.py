@@ -42,6 +42,7 @@ import torch
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from _benchmark import (
+    add_seeds,
     generate,
     held_out_scene,
     load_pipeline,
@@ -49,6 +50,7 @@ from _benchmark import (
     model_folder,
     recall_arms,
     report_progress,
+    reports_errors,
     there_and_back,
     turning_second,
     write_results,
@@ -447,12 +449,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--baseline", type=Path, help=f"transformer folder of arm {B}")
     parser.add_argument("--stage1", type=Path, help=f"transformer folder of arm {C}")
     parser.add_argument("--biome", choices=BIOMES, default="meadow", help="default: %(default)s, whose things differ")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    add_seeds(parser)
     parser.add_argument("--videos", type=int, default=4, help="per seed; default: %(default)s")
     parser.add_argument("--work", type=Path, default=Path("runs/eval/landscape_revisits"), help="default: %(default)s")
     options = parser.parse_args(arguments)
-    if not 2 <= options.videos <= 100 or min(options.seeds) < 0:
-        parser.error(f"--videos {options.videos} --seeds {options.seeds}: 2 to 100, since others are chance; >= 0")
+    if not 2 <= options.videos <= 100:
+        parser.error(f"--videos {options.videos}: 2 to 100, since other videos are chance")
     for name in ("baseline", "stage1"):
         folder = getattr(options, name)
         if folder is not None and not (folder / "config.json").is_file():
@@ -460,6 +462,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what isn't measured yet; write results.json, table.md and the plot; print the table."""
     options = parse_arguments(arguments)

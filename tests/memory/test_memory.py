@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from vidgen.memory import (
+    MEMORIES,
     FullMemory,
     FullMemoryConfig,
     KVMemory,
@@ -22,6 +23,7 @@ from vidgen.memory import (
     make_memory,
 )
 from vidgen.memory.kv_memory import KV_DTYPES
+from vidgen.runtime.errors import VidgenError
 
 LAYERS, TOKENS, HEADS, DIM = 2, 2, 1, 4
 TRANSFORMER = {"num_layers": LAYERS, "num_attention_heads": HEADS, "attention_head_dim": DIM}
@@ -361,6 +363,18 @@ def test_keys_of_another_video_or_model_are_refused_and_change_nothing(name, opt
 def test_a_configuration_that_cannot_work_says_what_would(build, message):
     with pytest.raises(MemoryConfigError, match=message):
         build()
+
+
+@pytest.mark.parametrize("value", ["", "3", [], {}, True, float("nan"), 0.5 - 3], ids=repr)
+def test_a_setting_of_another_kind_is_an_error_that_users_see(value):
+    for name, (_, config_class) in MEMORIES.items():
+        for field in dataclasses.fields(config_class):
+            with pytest.raises(VidgenError, match=f"{field.name}="):
+                make_memory(name, **{field.name: value})
+        with pytest.raises(VidgenError, match="num_frames_per_block="):
+            make_memory(name, value)
+    with pytest.raises(VidgenError, match="Unknown memory"):
+        make_memory(value)
 
 
 def test_make_memory_builds_what_was_named():

@@ -190,7 +190,7 @@ def test_wrong_arguments_are_named():
         find_resets(features[:32], FPS)
     with pytest.raises(VidgenError, match="fps=0"):
         find_resets(features, 0)
-    with pytest.raises(VidgenError, match="feature of frame 3"):
+    with pytest.raises(VidgenError, match=r"features\[3, 0\] is nan"):
         find_resets(np.where(np.arange(64)[:, None] == 3, np.nan, features), FPS)
     with pytest.raises(VidgenError, match="allowed: 1 to 63"):
         dynamic_degree(features, FPS, window=4.0)

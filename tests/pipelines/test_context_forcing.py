@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import numpy as np
 import PIL.Image
@@ -22,6 +23,7 @@ from vidgen.memory import FullMemory, SlowFastMemory, SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.models.streaming_vae import StreamingVAEDecoder
 from vidgen.pipelines import ContextForcingPipeline, GenerationError, PromptPlan, PromptPlanError
+from vidgen.runtime.errors import VidgenError
 from vidgen.schedulers import FlowConsistencyScheduler
 
 DAWN, NIGHT, RAIN = "a meadow at dawn", "desert at night", "coast in the rain with birds"
@@ -262,6 +264,11 @@ def test_frames_are_resized_and_shared_by_a_batch(pipe):
         ({"image": np.zeros((16, 32, 4), np.uint8)}, "4 channels"),
         ({"image": np.zeros((16, 32), np.uint8)}, "height, width and channels"),
         ({"image": "cat.png"}, "PIL images"),
+        *(
+            ({"image": pixels().astype(dtype)}, "give uint8, or floats")
+            for dtype in (int, np.int8, bool, complex, object)
+        ),
+        *(({"image": torch.zeros(3, 16, 32, dtype=dtype)}, "give uint8") for dtype in (torch.int64, torch.complex64)),
         ({"image": np.stack([pixels()] * 3)}, "3 samples for 1 prompts"),
         ({"video": [pixels(), np.zeros((8, 8, 3), np.uint8)]}, "different shapes"),
     ],
@@ -343,11 +350,58 @@ def test_unfit_schedulers_are_refused(make_pipeline):
         ({"num_frames": 9, "latents": torch.zeros(1, 4, 6, 2, 4)}, r"\(1, 4, 3, 2, 4\)"),
         ({"num_frames": 9, "latents": torch.full((1, 4, 3, 2, 4), float("inf"))}, "NaN or infinity"),
         ({"max_memory_gb": 0}, "max_memory_gb=0"),
+        ({"generator": 5}, "generator=5; give a torch.Generator"),
+        ({"generator": [np.random.default_rng(0)]}, "give a torch.Generator"),
+        ({"negative_prompt": 5}, "negative_prompt=5"),
+        ({"negative_prompt": [None]}, r"negative_prompt=\[None\]"),
+        ({"memory": ["slow_fast"]}, "Unknown memory"),
+        ({"num_frames": 9, "latents": np.zeros((1, 4, 3, 2, 4))}, "latents is a ndarray"),
+        # Not a number, not finite, or nothing: for every number that a call takes.
+        *(
+            ({name: value}, f"{name}={re.escape(repr(value))}")
+            for name in (
+                "num_frames",
+                "seconds",
+                "height",
+                "width",
+                "num_inference_steps",
+                "guidance_scale",
+                "max_memory_gb",
+            )
+            for value in (float("nan"), float("inf"), -float("inf"), -1, "3", [3])
+        ),
+        *(({name: 0}, f"{name}=0") for name in ("num_frames", "seconds", "height", "width", "num_inference_steps")),
     ],
 )
 def test_bad_arguments_are_named(pipe, arguments, fragment):
-    with pytest.raises(ValueError, match=fragment):
+    with pytest.raises(VidgenError, match=fragment):
         pipe(DAWN, **arguments)
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 5, b"a meadow", [], [None], [5], ["a meadow", 5], {}, torch.zeros(2)], ids=repr
+)
+def test_what_is_no_prompt_is_named(pipe, prompt):
+    with pytest.raises(PromptPlanError, match="prompt"):
+        pipe(prompt, num_frames=9)
+
+
+@pytest.mark.parametrize("depth", [None, "1", -1, 0.5, float("nan")])
+def test_sessions_keep_a_whole_number_of_chunks_to_undo(pipe, depth):
+    with pytest.raises(VidgenError, match="undo_depth"):
+        pipe.session(DAWN, undo_depth=depth)
+
+
+@pytest.mark.parametrize("fps", [0, -1, float("nan"), float("inf"), None, "12"])
+def test_a_plan_has_no_prompt_at_an_impossible_rate(fps):
+    plan = PromptPlan.parse([(DAWN, 1.0), ("a forest", None)])
+    for ask in (
+        lambda: plan.prompt_at(3, fps),
+        lambda: plan.check_length(30, fps),
+        lambda: plan.switch_to("night", 3, fps),
+    ):
+        with pytest.raises(VidgenError, match="fps="):
+            ask()
 
 
 def test_stream_refuses_at_the_call_and_not_at_the_first_chunk(pipe):

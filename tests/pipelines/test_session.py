@@ -92,6 +92,9 @@ def test_undo_takes_back_prompts_and_is_bounded(pipe):
         session.undo()
     with pytest.raises(GenerationError, match=r"undo\(0\)"):
         session.undo(0)
+    for count in (None, "1", 0.5, float("nan"), -1):
+        with pytest.raises(GenerationError, match="undo_depth=1"):
+            session.undo(count)
 
 
 def test_no_undo_history_without_depth(pipe):
@@ -230,8 +233,14 @@ def test_set_prompt_rejects_nonsense_and_changes_nothing(pipe):
         session.set_prompt("  ")
     with pytest.raises(GenerationError, match="did you mean 'recache'"):
         session.set_prompt(NIGHT, "recash")
-    with pytest.raises(GenerationError, match="2 prompts are given for 1 samples"):
+    with pytest.raises(GenerationError, match="prompt holds 2 texts for 1 prompts"):
         session.set_prompt([NIGHT, RAIN])
+    for nothing in (None, 5, b"night", [None], [], {}, ""):
+        with pytest.raises(VidgenError):
+            session.set_prompt(nothing)
+    for mode in ("", []):
+        with pytest.raises(GenerationError, match="prompt_switch"):
+            session.set_prompt(NIGHT, mode)
     assert session.plans == (PromptPlan.parse(DAWN),)
 
 

@@ -50,7 +50,7 @@ def make_memory(
         if memory_class is None or options:
             raise MemoryConfigError(f"{type(memory).__name__} with options {options} does not describe a memory.")
         return memory_class(memory, num_frames_per_block)
-    if memory not in MEMORIES:
+    if not isinstance(memory, str) or memory not in MEMORIES:
         near = difflib.get_close_matches(str(memory), MEMORIES, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise MemoryConfigError(f"Unknown memory {memory!r}; allowed: {', '.join(MEMORIES)}.{hint}")

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from vidgen.runtime.errors import VidgenError
+
 KeyValues = list[tuple[torch.Tensor, torch.Tensor]]
 RotateKeys = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -30,7 +32,7 @@ KV_DTYPES = {
 }
 
 
-class MemoryConfigError(ValueError):
+class MemoryConfigError(VidgenError):
     """A memory was configured or used in a way that cannot work."""
 
 
@@ -58,7 +60,7 @@ class KVMemoryConfig:
                 raise MemoryConfigError(f"{field.name}={value!r}; it must be a {kind}.")
         if self.positions not in ("bounded", "absolute"):
             raise MemoryConfigError(f"positions={self.positions!r}; allowed: 'bounded', 'absolute'.")
-        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
+        if self.kv_dtype is not None and self.kv_dtype not in tuple(KV_DTYPES):
             raise MemoryConfigError(f"kv_dtype={self.kv_dtype!r}; allowed: None, {', '.join(map(repr, KV_DTYPES))}.")
 
 
@@ -73,8 +75,10 @@ class KVMemory(ABC):
     name: ClassVar[str]
 
     def __init__(self, config: KVMemoryConfig, num_frames_per_block: int = 3) -> None:
-        if num_frames_per_block < 1:
-            raise MemoryConfigError(f"num_frames_per_block={num_frames_per_block}; it must be at least 1.")
+        if type(num_frames_per_block) is not int or num_frames_per_block < 1:
+            raise MemoryConfigError(
+                f"num_frames_per_block={num_frames_per_block!r}; it must be a whole number of at least 1."
+            )
         self.config = config
         self.num_frames_per_block = num_frames_per_block
         self.reset()

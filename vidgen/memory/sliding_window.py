@@ -35,12 +35,12 @@ class SlidingWindowMemory(KVMemory):
 
     def __init__(self, config: SlidingWindowMemoryConfig | None = None, num_frames_per_block: int = 3) -> None:
         config = config or SlidingWindowMemoryConfig()
+        super().__init__(config, num_frames_per_block)
         if config.window < 2 * num_frames_per_block:
             raise MemoryConfigError(
                 f"window={config.window} leaves no room beside the chunk of {num_frames_per_block} latent frames "
                 f"being denoised; use at least {2 * num_frames_per_block}."
             )
-        super().__init__(config, num_frames_per_block)
 
     @property
     def capacity(self) -> int:

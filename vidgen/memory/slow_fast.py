@@ -89,12 +89,12 @@ class SlowFastMemory(KVMemory):
 
     def __init__(self, config: SlowFastMemoryConfig | None = None, num_frames_per_block: int = 3) -> None:
         config = config or SlowFastMemoryConfig()
+        super().__init__(config, num_frames_per_block)
         if config.fast < 2 * num_frames_per_block:
             raise MemoryConfigError(
                 f"fast={config.fast} leaves no room beside the chunk of {num_frames_per_block} latent frames being "
                 f"denoised; use at least {2 * num_frames_per_block}."
             )
-        super().__init__(config, num_frames_per_block)
 
     def reset(self) -> None:
         super().reset()

@@ -31,8 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from vidgen.metrics.consistency import FrameFeatures, FrameSource, read_batch, unit_features
+from vidgen.metrics.checks import check_sequence, count_frames, real_array
+from vidgen.metrics.consistency import FrameFeatures, FrameSource, read_batches, unit_features
 from vidgen.runtime.checkpoint import atomic_directory, atomic_write
+from vidgen.runtime.checks import check_finite, check_not_negative, check_whole
 from vidgen.runtime.errors import VidgenError, suggestion
 
 # Seconds per clip of the dimensions that need no fixed list of prompts. overall_consistency rests on ViCLIP, which was
@@ -125,14 +127,13 @@ def find_scene_cuts(
             a flash is not a scene, and no clip gets too short to be measured.
 
     Raises:
-        VidgenError: when frames are of another shape or type.
+        VidgenError: when frames are of another shape or type, or a number is negative or not finite.
     """
-    _check_fps(fps)
-    min_frames = max(1, round(min_scene_seconds * fps))
+    check_not_negative(threshold=threshold)
+    min_frames = max(1, count_frames(fps, min_scene_seconds=min_scene_seconds))
     cuts, last_cut = [], 0
-    previous = None
-    for start in range(0, max(len(frames), 1), 64):
-        batch = read_batch(frames, start, 64)
+    previous, start = None, 0
+    for batch in read_batches(frames, 64):
         # Every n-th pixel: about 256 columns tell a cut as surely as all of them.
         step = max(1, batch.shape[2] // 256)
         colors = _hue_saturation_value(batch[:, ::step, ::step])
@@ -141,16 +142,11 @@ def find_scene_cuts(
         change[..., 0] = np.minimum(change[..., 0], 180 - change[..., 0])
         first = start if previous is not None else 1
         for frame, amount in enumerate(change.mean(axis=(1, 2, 3)), start=first):
-            if amount >= threshold and frame - last_cut >= min_frames and len(frames) - frame >= min_frames:
+            if float(amount) >= threshold and frame - last_cut >= min_frames and len(frames) - frame >= min_frames:
                 cuts.append(frame)
                 last_cut = frame
-        previous = colors[-1:]
+        previous, start = colors[-1:], start + len(batch)
     return cuts
-
-
-def _check_fps(fps: float) -> None:
-    if not fps > 0:
-        raise VidgenError(f"fps={fps:g}; it has to be positive.")
 
 
 def _hue_saturation_value(frames: np.ndarray) -> np.ndarray:
@@ -197,12 +193,14 @@ def split_long_video(
     Raises:
         VidgenError: when a clip would have fewer than two frames, or a cut lies outside the video.
     """
-    _check_fps(fps)
-    length = round(clip_seconds * fps)
+    check_sequence("frames", frames)
+    length = count_frames(fps, clip_seconds=clip_seconds)
     if length < 2:
         raise VidgenError(f"clip_seconds={clip_seconds:g} is {length} frames at {fps:g} fps; at least 2 are needed.")
     if scene_cuts is None:
         scene_cuts = find_scene_cuts(frames, fps, threshold)
+    for cut in scene_cuts:
+        check_whole(1, scene_cuts=cut)
     bounds = [0, *sorted(scene_cuts), len(frames)]
     clips = []
     for start, stop in itertools.pairwise(bounds):
@@ -275,9 +273,14 @@ def fuse_slow_fast(slow: float, fast: float | None, weights: SlowFastWeights) ->
         slow: mean of the dimension over the clips.
         fast: consistency of the clips' first frames; None for a video of one clip.
         weights: of the dimension.
+
+    Raises:
+        VidgenError: when a score isn't finite.
     """
+    check_finite(slow=slow)
     if fast is None:
         return slow
+    check_finite(fast=fast)
     mapped = (fast - weights.fast_mean) / weights.fast_std * weights.slow_std + weights.slow_mean
     return weights.slow * slow + weights.fast * mapped
 
@@ -293,12 +296,14 @@ def aggregate_clips(scores: Mapping[str, Sequence[float]]) -> tuple[dict[str, fl
         mean over videos, all videos counting the same.
 
     Raises:
-        VidgenError: when there is no video or a video has no clip.
+        VidgenError: when there is no video, a video has no clip, or a score isn't finite.
     """
     empty = [name for name, values in scores.items() if not len(values)]
     if empty or not scores:
         raise VidgenError(f"No clip scores for {', '.join(empty) or 'any video'}.")
-    videos = {name: float(np.mean(values)) for name, values in scores.items()}
+    videos = {
+        name: float(real_array(f"scores of {name}", values, "(clips)").mean()) for name, values in scores.items()
+    }
     return videos, float(np.mean(list(videos.values())))
 
 
@@ -339,6 +344,7 @@ def vbench_long(
         VidgenError: when vbench is not installed for `python` (the message has the command), when a dimension, a
             prompt or the videos are missing, or when vbench fails.
     """
+    check_sequence("dimensions", dimensions)
     prompts, fast_features = prompts or {}, fast_features or {}
     for dimension in dimensions:
         if dimension not in CLIP_SECONDS:

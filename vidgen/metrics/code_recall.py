@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vidgen.metrics.checks import check_tensor
+from vidgen.runtime.checks import check_finite, check_whole
 from vidgen.runtime.errors import VidgenError
 from vidgen.worlds.code_worlds import CODEBOOK
 
@@ -41,7 +43,8 @@ class RecallByGap:
         Raises:
             VidgenError: when the range is negative or empty.
         """
-        if not 0 <= low <= high:
+        check_whole(0, low=low, high=high)
+        if low > high:
             raise VidgenError(f"gaps {low} to {high}; allowed: 0 <= low <= high.")
         count = int(self.counts[low : high + 1].sum())
         return int(self.hits[low : high + 1].sum()) / count if count else math.nan
@@ -68,9 +71,10 @@ def nearest_codes(latents: Tensor) -> tuple[Tensor, Tensor]:
         squared_distance: float32 `(batch, frames, T)`, mean over the 4 channels and 4 pixels to that code.
 
     Raises:
-        VidgenError: for another shape.
+        VidgenError: for another shape, or latents that aren't all finite.
     """
-    if latents.ndim != 5 or latents.shape[1] != CODEBOOK.shape[1] or latents.shape[3] != 2 or latents.shape[4] % 2:
+    check_tensor("latents", latents, "(batch, 4, frames, 2, 2 * tokens)")
+    if latents.shape[1] != CODEBOOK.shape[1] or latents.shape[3] != 2 or latents.shape[4] % 2:
         raise VidgenError(f"latents have shape {tuple(latents.shape)}; expected (batch, 4, frames, 2, 2 * tokens).")
     codebook = CODEBOOK.to(latents.device)
     patches = latents.float().unflatten(4, (-1, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3, 4)  # (B, F, T, 4 pixels, 4)
@@ -84,6 +88,9 @@ def validity(latents: Tensor) -> float:
 
     Args:
         latents: float `(batch, 4, frames, 2, 2T)`.
+
+    Raises:
+        VidgenError: as `nearest_codes`.
     """
     return float(nearest_codes(latents)[1].mean())
 
@@ -104,14 +111,10 @@ def code_recall(codes: Tensor, places: Tensor) -> RecallByGap:
         Hits and counts for gaps 0 to frames - 1.
 
     Raises:
-        VidgenError: when shapes differ or a frame shows one place twice.
+        VidgenError: when shapes differ, a frame shows one place twice, or a code or place is none.
     """
-    if codes.shape != places.shape or codes.ndim != 3:
-        raise VidgenError(
-            f"codes {tuple(codes.shape)}, places {tuple(places.shape)}; expected the same (batch, frames, tokens)."
-        )
+    codes, places = _sights(codes, places)
     batch, frames, _ = places.shape
-    codes, places = codes.cpu(), places.cpu().long()
     # Sights in the order (video, place, frame): neighbors in this order are consecutive sights of one place.
     video = torch.arange(batch)[:, None, None]
     sights = (video * (int(places.max()) + 1) + places) * frames + torch.arange(frames)[:, None]
@@ -126,6 +129,21 @@ def code_recall(codes: Tensor, places: Tensor) -> RecallByGap:
     return RecallByGap(gaps[hits].bincount(minlength=frames), gaps[returns].bincount(minlength=frames))
 
 
+def _sights(codes: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Checked codes and places on the CPU; places are numbered anew from 0 on, without gaps."""
+    for name, values in (("codes", codes), ("places", places)):
+        check_tensor(name, values, "(batch, frames, tokens)")
+        if values.is_floating_point() or bool((values < 0).any()):
+            raise VidgenError(f"{name} are {values.dtype} from {values.min()} on; expected whole numbers from 0 on.")
+    if codes.shape != places.shape:
+        raise VidgenError(
+            f"codes {tuple(codes.shape)}, places {tuple(places.shape)}; expected the same (batch, frames, tokens)."
+        )
+    if int(codes.max()) >= len(CODEBOOK):
+        raise VidgenError(f"codes go up to {int(codes.max())}; allowed: 0 to {len(CODEBOOK) - 1}.")
+    return codes.cpu().long(), places.cpu().unique(return_inverse=True)[1]
+
+
 def place_agreement(codes: Tensor, places: Tensor) -> float:
     """How often two videos show the same code at the same place, over all pairs of sights; chance is 1/8.
 
@@ -137,13 +155,9 @@ def place_agreement(codes: Tensor, places: Tensor) -> float:
         places: int64 `(batch, frames, T)`, >= 0.
 
     Raises:
-        VidgenError: when shapes differ or no place is shown by two videos.
+        VidgenError: when shapes differ, no place is shown by two videos, or a code or place is none.
     """
-    if codes.shape != places.shape or codes.ndim != 3:
-        raise VidgenError(
-            f"codes {tuple(codes.shape)}, places {tuple(places.shape)}; expected the same (batch, frames, tokens)."
-        )
-    codes, places = codes.cpu().flatten(1), places.cpu().long().flatten(1)
+    codes, places = (values.flatten(1) for values in _sights(codes, places))
     num_places, num_codes = int(places.max()) + 1, len(CODEBOOK)
     # Of each video and place, the share of sights that show each code: (batch, places, codes)
     shares = torch.zeros(len(codes), num_places * num_codes)
@@ -179,11 +193,10 @@ def effective_context_length(recall: RecallByGap, rho: float = 0.5, chance: floa
     Raises:
         VidgenError: when a number is out of range or no place ever came back.
     """
-    if not (0 < rho <= 1 and 0 <= chance < 1 and bin_width >= 1):
-        raise VidgenError(
-            f"rho={rho}, chance={chance}, bin_width={bin_width}; "
-            "allowed: 0 < rho <= 1, 0 <= chance < 1, bin_width >= 1."
-        )
+    check_finite(rho=rho, chance=chance)
+    check_whole(1, bin_width=bin_width)
+    if not (0 < rho <= 1 and 0 <= chance < 1):
+        raise VidgenError(f"rho={rho}, chance={chance}; allowed: 0 < rho <= 1, 0 <= chance < 1.")
     occurring = recall.counts.nonzero().flatten().tolist()
     if not occurring:
         raise VidgenError("no place came back into view; use longer videos or a path that returns.")

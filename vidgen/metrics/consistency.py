@@ -14,7 +14,8 @@ A high curve alone proves nothing: a frozen video scores 1, and a sudden return 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from vidgen.metrics.checks import check_frames, check_sequence, real_array
+from vidgen.runtime.checks import check_positive, check_whole
 from vidgen.runtime.device import select_device
 from vidgen.runtime.errors import VidgenError, suggestion
 
@@ -52,18 +55,22 @@ class FrameFeatures(Protocol):
         ...
 
 
-def read_batch(frames: FrameSource, start: int, size: int) -> np.ndarray:
-    """At most `size` frames from `start` on, uint8 `(frames, height, width, 3)`.
+def read_batches(frames: FrameSource, size: int) -> Iterator[np.ndarray]:
+    """All frames in order, uint8 `(frames, height, width, 3)`, at most `size` at a time.
 
     Raises:
         VidgenError: when the frames are of another type or shape, or there are none.
     """
-    batch = np.asarray(frames[start : start + size])
-    if batch.ndim != 4 or batch.shape[3] != 3 or batch.dtype != np.uint8 or not batch.size:
-        raise VidgenError(
-            f"Frames are {batch.dtype} of shape {batch.shape}; expected uint8 (frames, height, width, 3)."
-        )
-    return batch
+    for start in range(0, max(_count(frames), 1), size):
+        batch = np.ascontiguousarray(frames[start : start + size])
+        check_frames(batch, axes="(frames, height, width, 3)")
+        yield batch
+
+
+def _count(frames: FrameSource) -> int:
+    if not hasattr(frames, "__len__"):
+        raise VidgenError(f"frames is a {type(frames).__name__}; expected uint8 (frames, height, width, 3).")
+    return len(frames)
 
 
 def unit_features(features: np.ndarray) -> np.ndarray:
@@ -75,13 +82,11 @@ def unit_features(features: np.ndarray) -> np.ndarray:
     Raises:
         VidgenError: when the shape is another, or a frame's feature is zero or not finite.
     """
-    features = np.asarray(features, dtype=np.float64)
-    if features.ndim != 2 or not features.size:
-        raise VidgenError(f"features have shape {features.shape}; expected (frames, dim).")
+    features = real_array("features", features, "(frames, dim)").astype(np.float64)
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if len(wrong):
-        raise VidgenError(f"The feature of frame {wrong[0]} is zero or not finite; it has no cosine similarity.")
+        raise VidgenError(f"The feature of frame {wrong[0]} has length {lengths[wrong[0], 0]:g}; it has no direction.")
     return features / lengths
 
 
@@ -89,23 +94,31 @@ def _window_means(
     values: np.ndarray, fps: float, seconds: Sequence[float] | None, window: float
 ) -> dict[float, float]:
     """Means of a per-frame value around timestamps; frame i is shown at i / fps."""
-    if not (fps > 0 and window > 0):
-        raise VidgenError(f"fps={fps:g} and window={window:g}; both have to be positive.")
+    check_positive(fps=fps, window=window)
+    if window * fps < 1:
+        raise VidgenError(f"window={window:g} s is less than a frame at fps={fps:g}; use at least {1 / fps:g} s.")
     duration = len(values) / fps
     if seconds is None:
-        seconds = [10.0 * (i + 1) for i in range(int((duration + 1e-9) // 10))]
-    if not len(seconds):
-        raise VidgenError(f"The video of {duration:g} s is shorter than the first timestamp, 10 s; pass seconds.")
+        if duration + 1e-9 < 10:
+            raise VidgenError(f"The video of {duration:g} s is shorter than the first timestamp, 10 s; pass seconds.")
+        # Never a list: at a wrong fps a video seems to last for ages.
+        seconds = takewhile(lambda second: second <= duration + 1e-9, count(10.0, 10.0))
+    else:
+        check_sequence("seconds", seconds)
     times = np.arange(len(values)) / fps
     curve = {}
     for second in seconds:
+        check_positive(seconds=second)
         # Below half a window the first frame would be compared with itself.
         if not window / 2 < second <= duration + 1e-9:
             raise VidgenError(
                 f"Timestamp {second:g} s of a video of {duration:g} s; "
                 f"allowed: more than {window / 2:g} s (half the window) and at most {duration:g} s."
             )
-        curve[float(second)] = float(values[np.abs(times - second) <= window / 2 + 1e-9].mean())
+        around = np.abs(times - second) <= window / 2 + 1e-9
+        if not around.any():
+            raise VidgenError(f"No frame within {window / 2:g} s of timestamp {second:g} s; use a wider window.")
+        curve[float(second)] = float(values[around].mean())
     return curve
 
 
@@ -124,7 +137,8 @@ def consistency_curve(
         Mean similarity by timestamp, at most 1.
 
     Raises:
-        VidgenError: when a timestamp lies outside the video or so early that its window holds the first frame.
+        VidgenError: when a timestamp lies outside the video or so early that its window holds the first frame, a
+            window holds no frame, or a number isn't finite and positive.
     """
     features = unit_features(features)
     return _window_means(features @ features[0], fps, seconds, window)
@@ -152,7 +166,8 @@ def text_alignment_curve(
     Raises:
         VidgenError: as `consistency_curve`, and when the two dims differ.
     """
-    features, text = unit_features(features), unit_features(np.asarray(text_feature)[None])[0]
+    features = unit_features(features)
+    text = unit_features(real_array("text_feature", text_feature, "(dim)")[None])[0]
     if features.shape[1] != len(text):
         raise VidgenError(f"Frames have features of dim {features.shape[1]}, the text of dim {len(text)}.")
     return _window_means(features @ text, fps, seconds, window)
@@ -163,9 +178,8 @@ def _embed_frames(
 ) -> np.ndarray:
     """Run a network over frames in batches; returns float32 `(frames, dim)` of unit length."""
     features = []
-    with tqdm(total=len(frames), desc=name, unit="frame", disable=None, leave=False) as progress:
-        for start in range(0, max(len(frames), 1), batch_size):
-            batch = read_batch(frames, start, batch_size)
+    with tqdm(total=_count(frames), desc=name, unit="frame", disable=None, leave=False) as progress:
+        for batch in read_batches(frames, batch_size):
             features.append(F.normalize(embed(batch).float(), dim=-1).cpu())
             progress.update(len(batch))
     return torch.cat(features).numpy()
@@ -198,6 +212,7 @@ class DINOv2Features:
         batch_size: int = 32,
         local_files_only: bool = False,
     ) -> None:
+        check_whole(1, batch_size=batch_size)
         if isinstance(model, str | os.PathLike):
             source, (model, image_processor) = str(model), _load_dinov2(str(model), local_files_only)
         elif image_processor is None:
@@ -269,6 +284,7 @@ class CLIPFeatures:
         device: str | torch.device | None = None,
         batch_size: int = 32,
     ) -> None:
+        check_whole(1, batch_size=batch_size)
         self.device = select_device(device)
         self.batch_size = batch_size
         self.model, self.preprocess, self.tokenizer = _load_clip(Path(weights), architecture)
@@ -292,6 +308,9 @@ class CLIPFeatures:
 
         What a prompt has beyond the model's context (77 tokens in the published models) is cut off.
         """
+        if isinstance(prompts, str):
+            raise VidgenError(f"prompts={prompts!r:.60} is one text; give a list of them.")
+        check_sequence("prompts", prompts)
         features = [
             self.model.encode_text(self.tokenizer(list(prompts[start : start + self.batch_size])).to(self.device))
             for start in range(0, len(prompts), self.batch_size)

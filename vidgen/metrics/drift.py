@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vidgen.runtime.errors import VidgenError
+from vidgen.metrics.checks import check_tensor
+from vidgen.runtime.checks import check_whole
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ def channel_drift(video: torch.Tensor, num_frames: int) -> ChannelDrift:
         num_frames: frames at either end, at most half of the video.
 
     Raises:
-        VidgenError: when the two ends would overlap.
+        VidgenError: when the two ends would overlap, or a value isn't finite.
     """
-    if not 1 <= num_frames <= len(video) // 2:
-        raise VidgenError(f"num_frames={num_frames} of a video of {len(video)}; allowed: 1 to {len(video) // 2}.")
+    check_tensor("video", video, "(frames, channels, height, width)")
+    check_whole(1, len(video) // 2, num_frames=num_frames)
 
     def statistics(frames: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         values = frames.double().transpose(0, 1).flatten(1)

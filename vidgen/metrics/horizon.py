@@ -22,6 +22,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from vidgen.metrics.checks import check_frames, check_sequence, check_tensor, real_array
+from vidgen.runtime.checks import check_finite, check_whole
 from vidgen.runtime.errors import VidgenError
 
 FD_WORLD = "fd_world[pooled29]"
@@ -31,6 +33,7 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 _CELLS = 3
 _SSIM_KERNEL = 11
 _SSIM_FRAMES = 256
+_VIDEO, _VIDEOS = "(..., frames, height, width, 3)", "(videos, frames, height, width, 3)"
 
 
 # --- frames against the truth ------------------------------------------------------------------------------------
@@ -74,7 +77,10 @@ def frame_ssim(frames: np.ndarray, truth: np.ndarray) -> np.ndarray:
         from torchmetrics.functional.image import structural_similarity_index_measure
     except ImportError as error:
         raise VidgenError("SSIM needs torchmetrics: pip install 'vidgen[eval]'") from error
-    pairs = [torch.from_numpy(array.reshape(-1, *array.shape[-3:])).movedim(-1, 1) for array in (frames, truth)]
+    pairs = [
+        torch.from_numpy(np.ascontiguousarray(array).reshape(-1, *array.shape[-3:])).movedim(-1, 1)
+        for array in (frames, truth)
+    ]
     values = [
         structural_similarity_index_measure(one.float(), other.float(), data_range=255.0, reduction="none")
         for one, other in zip(*(pair.split(_SSIM_FRAMES) for pair in pairs), strict=True)
@@ -82,17 +88,9 @@ def frame_ssim(frames: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return torch.cat([value.reshape(-1) for value in values]).double().numpy().reshape(frames.shape[:-3])
 
 
-def _check_frames(frames: np.ndarray, name: str = "frames", min_ndim: int = 3) -> None:
-    if frames.dtype != np.uint8 or frames.ndim < min_ndim or frames.shape[-1] != 3 or not frames.size:
-        dimensions = "..., " + "frames, " * (min_ndim - 3)
-        raise VidgenError(
-            f"{name} are {frames.dtype} of shape {frames.shape}; expected uint8 ({dimensions}height, width, 3)."
-        )
-
-
 def _check_pair(frames: np.ndarray, truth: np.ndarray) -> None:
-    _check_frames(frames)
-    _check_frames(truth, "true frames")
+    check_frames(frames)
+    check_frames(truth, "true frames")
     if frames.shape != truth.shape:
         raise VidgenError(f"frames have shape {frames.shape} and true frames {truth.shape}; they have to agree.")
 
@@ -102,7 +100,7 @@ def _check_pair(frames: np.ndarray, truth: np.ndarray) -> None:
 
 def motion_magnitude(frames: np.ndarray) -> float:
     """Mean absolute difference of consecutive frames, uint8 `(..., frames, height, width, 3)`; 0 to 255."""
-    _check_frames(frames, min_ndim=4)
+    check_frames(frames, axes=_VIDEO)
     if frames.shape[-4] < 2:
         raise VidgenError(f"frames have shape {frames.shape}; motion needs 2 frames.")
     return float(np.abs(np.diff(frames.astype(np.int16), axis=-4)).mean())
@@ -110,13 +108,13 @@ def motion_magnitude(frames: np.ndarray) -> float:
 
 def sharpness(frames: np.ndarray) -> float:
     """Mean absolute difference of the luma of neighboring pixels, uint8 `(..., height, width, 3)`; 0 to 255."""
-    _check_frames(frames)
+    check_frames(frames)
     return float(np.mean(_edges(frames)))
 
 
 def saturation(frames: np.ndarray) -> float:
     """Mean saturation of the HSV model, 0 (gray) to 1, of uint8 `(..., height, width, 3)`."""
-    _check_frames(frames)
+    check_frames(frames)
     high, low = frames.max(axis=-1).astype(np.float32), frames.min(axis=-1)
     return float(((high - low) / np.maximum(high, 1)).mean())
 
@@ -139,7 +137,7 @@ def pooled29(frames: np.ndarray) -> np.ndarray:
     Returns:
         float64 `(frames, 29)`, values of 0 to 255; cells row by row, then horizontal and vertical differences.
     """
-    _check_frames(frames)
+    check_frames(frames)
     frames = frames.reshape(-1, *frames.shape[-3:])
     if min(frames.shape[1:3]) < _CELLS:
         raise VidgenError(f"frames are {frames.shape[1]}x{frames.shape[2]}; allowed: at least {_CELLS}x{_CELLS}.")
@@ -164,9 +162,9 @@ def frechet_distance(features: np.ndarray, reference: np.ndarray) -> float:
     """
     statistics = []
     for name, values in (("features", features), ("reference", reference)):
-        values = np.asarray(values, np.float64)
-        if values.ndim != 2 or len(values) < 2 or not np.isfinite(values).all():
-            raise VidgenError(f"{name} have shape {values.shape}; expected finite (n >= 2, dim).")
+        values = real_array(name, values, "(n, dim)").astype(np.float64)
+        if len(values) < 2:
+            raise VidgenError(f"{name} have shape {values.shape}; expected (n >= 2, dim).")
         statistics.append((values.mean(axis=0), np.atleast_2d(np.cov(values, rowvar=False))))
     (mean, covariance), (mean_r, covariance_r) = statistics
     if mean.shape != mean_r.shape:
@@ -218,10 +216,9 @@ def horizon_bins(window: int, num_windows: int) -> list[tuple[int, int]]:
     Raises:
         VidgenError: another number.
     """
-    if window < 2 or num_windows < 2 or num_windows % 2:
-        raise VidgenError(
-            f"window={window}, num_windows={num_windows}; allowed: window >= 2, and 2, 4, 6 ... windows."
-        )
+    check_whole(2, window=window, num_windows=num_windows)
+    if num_windows % 2:
+        raise VidgenError(f"num_windows={num_windows}; allowed: 2, 4, 6 ... windows.")
     edges = [1, window, *range(2 * window, (num_windows + 1) * window, 2 * window)]
     return list(pairwise(edges))
 
@@ -267,9 +264,14 @@ def score_horizon(
     Raises:
         VidgenError: other shapes, or a bin that reaches beyond the end.
     """
-    _check_frames(frames, min_ndim=5)
+    check_frames(frames, axes=_VIDEOS)
+    check_sequence("bins", bins)
     psnr, ssim = frame_psnr(frames, truth), frame_ssim(frames, truth)
-    for start, stop in bins:
+    for bin_ in bins:
+        if np.shape(bin_) != (2,):
+            raise VidgenError(f"Bin {bin_!r}; expected (start, stop).")
+        start, stop = bin_
+        check_whole(0, start=start, stop=stop)
         if not 1 <= start <= stop - 2 < frames.shape[1] - 1:
             raise VidgenError(
                 f"Bin {start} to {stop} of {frames.shape[1]} frames; allowed: at least 2 from frame 1 on."
@@ -300,9 +302,11 @@ def drift_slope(curve: Sequence[float], start: int = 0, frames_per_unit: float =
         frames_per_unit: what the slope is per: 1 for a frame, T for a window of T frames.
 
     Raises:
-        VidgenError: fewer than 2 frames.
+        VidgenError: fewer than 2 frames, or a number that isn't finite.
     """
-    values = np.asarray(curve, np.float64)[start:]
+    check_whole(0, start=start)
+    check_finite(frames_per_unit=frames_per_unit)
+    values = real_array("curve", curve, "(frames)").astype(np.float64)[start:]
     if len(values) < 2:
         raise VidgenError(f"start={start} of {len(curve)} frames; a slope needs 2 of them.")
     time = np.arange(len(values)) - (len(values) - 1) / 2
@@ -326,9 +330,18 @@ def most_different(controls: np.ndarray, num_frames: int, scale: Sequence[float]
         int64 `(videos,)`.
 
     Raises:
-        VidgenError: a single video, or all with the same controls.
+        VidgenError: a single video, all with the same controls, fewer of them than `num_frames`, or another scale than
+            one positive number per column.
     """
-    steps = (np.asarray(controls, np.float64)[:, 1 : num_frames + 1] / np.asarray(scale)).reshape(len(controls), -1)
+    controls = real_array("controls", controls, "(videos, frames, columns)").astype(np.float64)
+    scale = real_array("scale", scale, "(columns)")
+    check_whole(1, num_frames=num_frames)
+    if len(scale) != controls.shape[2] or not (scale > 0).all() or num_frames >= controls.shape[1]:
+        raise VidgenError(
+            f"scale={scale.tolist()}, num_frames={num_frames} for controls of shape {controls.shape}; allowed: a "
+            f"positive number for each of {controls.shape[2]} columns, at most {controls.shape[1] - 1} frames."
+        )
+    steps = (controls[:, 1 : num_frames + 1] / scale).reshape(len(controls), -1)
     gaps = np.square(steps[:, None] - steps).sum(axis=-1)
     if not gaps.max(axis=1, initial=0).all():
         raise VidgenError(f"Of {len(steps)} videos some differ from no other in their first {num_frames} controls.")
@@ -355,6 +368,10 @@ def action_sensitivity(
     Raises:
         VidgenError: other shapes, or too few frames.
     """
+    check_whole(0, num_prompt_frames=num_prompt_frames)
+    check_whole(1, num_frames=num_frames)
+    for name, array in (("right", right), ("wrong", wrong), ("truth", truth)):
+        check_frames(array, name, _VIDEOS)
     first = slice(num_prompt_frames, num_prompt_frames + num_frames)
     videos = [array[:, first] for array in (right, wrong, truth)]
     if min(array.shape[1] for array in videos) < num_frames:
@@ -374,7 +391,11 @@ def there_and_back(controls: torch.Tensor, reverse: Callable[[torch.Tensor], tor
 
     Returns:
         `(..., 2 n + 1, columns)`.
+
+    Raises:
+        VidgenError: no rows of finite numbers.
     """
+    check_tensor("controls", controls, "(..., frames, columns)")
     return torch.cat([controls, reverse(controls)[..., 1:, :]], dim=-2)
 
 
@@ -387,6 +408,10 @@ def cycle_closure(frames: np.ndarray, num_prompt_frames: int = 1) -> float:
 
     Returns:
         dB.
+
+    Raises:
+        VidgenError: other frames than these, or no frame after the prompt.
     """
-    _check_frames(frames, min_ndim=5)
+    check_frames(frames, axes=_VIDEOS)
+    check_whole(1, frames.shape[1] - 1, num_prompt_frames=num_prompt_frames)
     return float(frame_psnr(frames[:, -1], frames[:, num_prompt_frames - 1]).mean())

@@ -22,9 +22,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from vidgen.metrics.checks import check_frames, check_sequence, check_tensor, real_array
 from vidgen.metrics.recall import sights
 from vidgen.metrics.scene_classifier import ResidualBlock
 from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
+from vidgen.runtime.checks import check_finite, check_whole
 from vidgen.runtime.device import derive_seed, generator_for
 from vidgen.runtime.errors import VidgenError
 from vidgen.worlds.landscape import REFERENCE_WIDTH, LandscapeScene, LandscapeWorld
@@ -104,9 +106,14 @@ class ObjectDetector(nn.Module):
 
         Returns:
             Probabilities, float32 `(frames, kinds, width / 8)`.
+
+        Raises:
+            VidgenError: when the video isn't uint8 or has no frames.
         """
+        check_frames(video, "video", "(frames, height, width, 3)")
+        check_whole(1, batch_size=batch_size)
         device = self.head.weight.device
-        batches = torch.from_numpy(video).split(batch_size)
+        batches = torch.from_numpy(np.ascontiguousarray(video)).split(batch_size)
         return torch.cat([self(batch.to(device)).sigmoid().cpu() for batch in batches]).numpy()
 
     def save(self, path: str | os.PathLike) -> None:
@@ -164,7 +171,12 @@ def render_object_maps(
 
     Returns:
         uint8 `(scenes * per_scene, height, width, 3)` and float32 `(scenes * per_scene, kinds, width / 8)`.
+
+    Raises:
+        VidgenError: when there is no seed or no frame.
     """
+    check_sequence("seeds", seeds)
+    check_whole(1, per_scene=per_scene)
     frames, maps = [], []
     for seed in tqdm(seeds, desc="rendering scenes", disable=not progress):
         scene = world.scene(seed=seed, seconds=60.0)
@@ -193,7 +205,11 @@ def fit_detector(
 
     Returns:
         The detector, ready for `detect`.
+
+    Raises:
+        VidgenError: when there are no scenes or steps.
     """
+    check_whole(1, num_scenes=num_scenes, steps=steps)
     seeds = range(TRAIN_SEEDS, TRAIN_SEEDS + num_scenes)
     frames, maps = render_object_maps(world, seeds, FRAMES_PER_SCENE, progress)
     with torch.random.fork_rng():
@@ -244,8 +260,17 @@ def validate(detector: ObjectDetector, frames: torch.Tensor, maps: torch.Tensor)
     Returns:
         Over all kinds and columns: `average_precision`, whose value for a blind guess is the `base_rate`; `precision`,
         `recall` and `f1` at probability 0.5; and `f1_by_kind` for the kinds that occur.
+
+    Raises:
+        VidgenError: when frames and maps don't belong together, or nothing is on any of them.
     """
+    check_tensor("frames", frames, "(n, height, width, 3)")
+    check_tensor("maps", maps, "(n, kinds, columns)")
     probability, truth = detector.detect(frames.numpy()), maps.numpy() > 0.5
+    if probability.shape != truth.shape or not truth.any():
+        raise VidgenError(
+            f"maps have shape {truth.shape} and hold {truth.sum()} objects; expected {probability.shape}, and one."
+        )
     found = probability >= PRESENT
     ranked = truth.ravel()[np.argsort(-probability.ravel(), kind="stable")]
     precision_at = np.cumsum(ranked) / np.arange(1, ranked.size + 1)
@@ -283,6 +308,13 @@ class ObjectRevisit:
     match: float | None
     chance: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if self.match is None:
+            return
+        check_sequence("chance", self.chance)
+        for value in (self.match, *self.chance):
+            check_finite(match=value)
+
 
 def match_objects(first: np.ndarray, candidates: np.ndarray, max_shift: int = 1) -> float:
     """Soft Dice coefficient of the best match of a map among candidates and small horizontal shifts.
@@ -299,15 +331,16 @@ def match_objects(first: np.ndarray, candidates: np.ndarray, max_shift: int = 1)
         Agreement in [0, 1].
 
     Raises:
-        VidgenError: when shapes differ or the shift leaves no overlap.
+        VidgenError: when shapes differ, the shift leaves no overlap, or a value isn't finite.
     """
-    if candidates.ndim != 3 or candidates.shape[1:] != first.shape or not len(candidates):
+    first = real_array("first", first, "(kinds, columns)")
+    candidates = real_array("candidates", candidates, "(n, kinds, columns)")
+    if candidates.shape[1:] != first.shape:
         raise VidgenError(
             f"candidates have shape {candidates.shape}; expected (n, {', '.join(map(str, first.shape))})."
         )
     columns = first.shape[1]
-    if not 0 <= max_shift < columns:
-        raise VidgenError(f"max_shift={max_shift} for maps of {columns} columns; allowed: 0 to {columns - 1}.")
+    check_whole(0, columns - 1, max_shift=max_shift)
     best = 0.0
     for shift in range(-max_shift, max_shift + 1):
         left, right = max(0, shift), columns + min(0, shift)
@@ -343,10 +376,15 @@ def score_object_revisits(
         One revisit per distance.
 
     Raises:
-        VidgenError: when a distance reaches beyond either end of the video, or no other video is given.
+        VidgenError: when no other video or distance is given, a value isn't finite, or as `sights`.
     """
+    video_maps = real_array("video_maps", video_maps, "(frames, kinds, columns)")
+    check_sequence("distances", distances)
     if not other_maps:
         raise VidgenError("other_maps is empty; without another video of the prompt there is no level of chance.")
+    for maps in other_maps:
+        if real_array("other_maps", maps, "(frames, kinds, columns)").shape != video_maps.shape:
+            raise VidgenError(f"video_maps have shape {video_maps.shape}, others {maps.shape}; they have to agree.")
     revisits = []
     for distance in distances:
         before, later = sights(len(video_maps), fps, turn, distance, slack)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vidgen.metrics.checks import check_frames, check_sequence
+from vidgen.runtime.checks import check_finite, check_not_negative, check_positive, check_whole
 from vidgen.runtime.errors import VidgenError
 
 
@@ -30,6 +32,11 @@ class Revisit:
     psnr: float
     chance: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        check_sequence("chance", self.chance)
+        for value in (self.psnr, *self.chance):
+            check_finite(psnr=value)
+
 
 def aligned_psnr(frame: np.ndarray, candidates: np.ndarray, max_shift: int = 4, trim: float = 0.1) -> float:
     """Peak signal-to-noise ratio of the best match of a frame among candidates and small horizontal shifts.
@@ -45,15 +52,19 @@ def aligned_psnr(frame: np.ndarray, candidates: np.ndarray, max_shift: int = 4, 
         dB, at most 60.
 
     Raises:
-        VidgenError: when sizes differ or the shift leaves no overlap.
+        VidgenError: when a picture isn't uint8, sizes differ, the shift leaves no overlap or the trim no pixels.
     """
-    if candidates.ndim != 4 or candidates.shape[1:] != frame.shape or not len(candidates):
+    check_frames(frame, "frame", "(height, width, 3)")
+    check_frames(candidates, "candidates", "(n, height, width, 3)")
+    check_not_negative(trim=trim)
+    if candidates.shape[1:] != frame.shape:
         raise VidgenError(
             f"candidates have shape {candidates.shape}; expected (n, {', '.join(map(str, frame.shape))})."
         )
     width = frame.shape[1]
-    if not 0 <= max_shift < width:
-        raise VidgenError(f"max_shift={max_shift} for frames of width {width}; allowed: 0 to {width - 1}.")
+    check_whole(0, width - 1, max_shift=max_shift)
+    if trim >= 1:
+        raise VidgenError(f"trim={trim:g}; allowed: at least 0 and below 1, a share of the pixels.")
     frame, candidates = frame.astype(np.float32), candidates.astype(np.float32)
     best = np.inf
     for shift in range(-max_shift, max_shift + 1):
@@ -78,17 +89,29 @@ def sights(num_frames: int, fps: float, turn: float, distance: float, slack: flo
         slack: seconds by which the second sight may come early or late; every second frame within it is tried.
 
     Raises:
-        VidgenError: when the distance reaches beyond either end of the video.
+        VidgenError: when a number isn't finite and positive (a slack of 0 is allowed), or the distance is less than a
+            frame or reaches beyond either end of the video.
     """
-    first, second = round((turn - distance) * fps), round((turn + distance) * fps)
+    check_whole(1, num_frames=num_frames)
+    check_positive(fps=fps, turn=turn, distance=distance)
+    check_not_negative(slack=slack)
+    # What lies outside of the video stays outside, and small enough to be rounded.
+    first, middle, second = (
+        round(max(-1.0, min(second * fps, num_frames))) for second in (turn - distance, turn, turn + distance)
+    )
     if first < 0 or second >= num_frames:
         raise VidgenError(
             f"A distance of {distance:g} s around the turn at {turn:g} s leaves the video of "
             f"{num_frames / fps:g} s; use at most {min(turn, (num_frames - 1) / fps - turn):g} s."
         )
-    reach = round(slack * fps)
+    if not first < middle < second:
+        raise VidgenError(
+            f"A distance of {distance:g} s is less than a frame at {fps:g} fps; use at least {1 / fps:g} s, so that a "
+            "frame isn't compared with itself."
+        )
+    reach = round(min(slack * fps, num_frames))
     # Never back to the turn itself, where any video agrees with what it has just shown.
-    return first, slice(max(second - reach, round(turn * fps)), second + reach + 1, 2)
+    return first, slice(max(second - reach, middle), second + reach + 1, 2)
 
 
 def score_revisits(
@@ -111,10 +134,19 @@ def score_revisits(
             only roughly; every second frame within it is tried.
 
     Raises:
-        VidgenError: when a distance reaches beyond either end of the video, or no other video is given.
+        VidgenError: as `sights`, and when no other video or distance is given, or a video isn't uint8 or of another
+            shape.
     """
+    check_frames(video, "video", "(frames, height, width, 3)")
+    check_sequence("distances", distances)
     if not others:
         raise VidgenError("others is empty; without another video of the same prompt there is no level of chance.")
+    for other in others:
+        check_frames(other, "others", "(frames, height, width, 3)")
+        if other.shape != video.shape:
+            raise VidgenError(
+                f"video has shape {video.shape} and one of the others {other.shape}; they have to agree."
+            )
     revisits = []
     for distance in distances:
         first, window = sights(len(video), fps, turn, distance, slack)
@@ -129,7 +161,11 @@ def summarize_revisits(revisits: Sequence[Revisit]) -> dict[str, float]:
     Returns:
         `psnr` and `chance` in dB, `gain` = their difference, and `recall`: how often the own past is a better match
         than another video's; 0.5 is chance, 1 perfect.
+
+    Raises:
+        VidgenError: when there is no revisit.
     """
+    check_sequence("revisits", revisits)
     psnr = float(np.mean([revisit.psnr for revisit in revisits]))
     chance = float(np.mean([np.mean(revisit.chance) for revisit in revisits]))
     wins = [(revisit.psnr > level) + 0.5 * (revisit.psnr == level) for revisit in revisits for level in revisit.chance]

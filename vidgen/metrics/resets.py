@@ -16,7 +16,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vidgen.metrics.consistency import FrameSource, read_batch, unit_features
+from vidgen.metrics.checks import check_sequence, count_frames
+from vidgen.metrics.consistency import FrameSource, read_batches, unit_features
+from vidgen.runtime.checks import check_not_negative, check_positive, check_whole
 from vidgen.runtime.errors import VidgenError
 
 # Frames of the past that are compared at once: bounds memory to frames x block.
@@ -73,9 +75,11 @@ class _Spans:
 
 
 def _spans(num_frames: int, fps: float, transition: float, trend: float, min_age: float) -> _Spans:
-    if not fps > 0:
-        raise VidgenError(f"fps={fps:g}; it has to be positive.")
-    spans = _Spans(max(1, round(transition * fps)), round(trend * fps), round(min_age * fps))
+    spans = _Spans(
+        max(1, count_frames(fps, transition=transition)),
+        count_frames(fps, trend=trend),
+        count_frames(fps, min_age=min_age),
+    )
     if spans.trend < spans.transition + _FEWEST:
         raise VidgenError(
             f"trend={trend:g} s is {spans.trend} frames at {fps:g} fps; to tell a jump from the trend it takes "
@@ -191,9 +195,11 @@ def find_resets(
         movement and is not reported.
 
     Raises:
-        VidgenError: as `similarity_jumps`, and when `closure` is outside (0, 1].
+        VidgenError: as `similarity_jumps`, and when `closure` is outside (0, 1] or a threshold negative.
     """
-    if not 0 < closure <= 1:
+    check_positive(closure=closure)
+    check_not_negative(min_jump=min_jump, min_rupture=min_rupture)
+    if closure > 1:
         raise VidgenError(f"closure={closure:g}; allowed: above 0 and at most 1.")
     features = unit_features(features)
     spans = _spans(len(features), fps, transition, trend, min_age)
@@ -251,7 +257,7 @@ def dynamic_degree(features: np.ndarray, fps: float, window: float = 1.0) -> np.
         VidgenError: when the video is shorter than a window, or a window than one frame.
     """
     features = unit_features(features)
-    size = round(window * fps)
+    size = count_frames(fps, window=window)
     if not 1 <= size < len(features):
         raise VidgenError(
             f"window={window:g} s is {size} frames at {fps:g} fps; allowed: 1 to {len(features) - 1} frames."
@@ -275,10 +281,15 @@ def pixel_features(frames: FrameSource, size: tuple[int, int] = (18, 32)) -> np.
         pixels are never negative. Not of unit length.
 
     Raises:
-        VidgenError: when frames are of another shape or type.
+        VidgenError: when frames are of another shape or type, or a size is no positive whole number.
     """
+    check_sequence("size", size)
+    if len(size) != 2:
+        raise VidgenError(f"size={size}; expected height and width.")
+    for length in size:
+        check_whole(1, size=length)
     features = []
-    for start in range(0, max(len(frames), 1), 64):
-        pixels = torch.from_numpy(read_batch(frames, start, 64)).permute(0, 3, 1, 2).float()
+    for batch in read_batches(frames, 64):
+        pixels = torch.from_numpy(batch).permute(0, 3, 1, 2).float()
         features.append((F.adaptive_avg_pool2d(pixels, size) / 127.5 - 1).flatten(1))
     return torch.cat(features).numpy()

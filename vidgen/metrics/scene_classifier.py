@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -11,8 +11,10 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from vidgen.metrics.checks import check_frames, check_sequence
 from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
-from vidgen.runtime.errors import VidgenError
+from vidgen.runtime.checks import check_whole
+from vidgen.runtime.errors import VidgenError, suggestion
 from vidgen.worlds.landscape import BIOMES, TIMES, TRAVELLERS, WEATHERS
 
 SCENE_ATTRIBUTES = {"biome": BIOMES, "time_of_day": TIMES, "weather": WEATHERS, "traveller": TRAVELLERS}
@@ -80,8 +82,10 @@ class SceneClassifier(nn.Module):
                 vote in which a window that is unsure counts less.
 
         Raises:
-            VidgenError: when the video is shorter than one window.
+            VidgenError: when the video isn't uint8, or shorter than one window.
         """
+        check_frames(video, "video", "(frames, height, width, 3)")
+        check_whole(1, num_windows=num_windows)
         if len(video) < WINDOW_SPAN:
             raise VidgenError(f"The video has {len(video)} frames; at least {WINDOW_SPAN} are needed.")
         starts = np.linspace(0, len(video) - WINDOW_SPAN, num_windows).round().astype(int)
@@ -119,7 +123,18 @@ def score_attributes(truths: Sequence[dict[str, str]], readings: Sequence[dict[s
     Returns:
         By attribute: `accuracy`, its 95 % bootstrap `interval` over videos, and the `confusion` counts, whose rows
         are the true and whose columns the read `values`.
+
+    Raises:
+        VidgenError: when there is no video, a video has no reading, or an attribute is missing or unknown.
     """
+    check_sequence("truths", truths)
+    if not isinstance(readings, Sequence) or len(readings) != len(truths):
+        raise VidgenError(f"readings={readings!r:.60}; expected one for each of {len(truths)} videos.")
+    for attributes in (*truths, *readings):
+        for name, values in SCENE_ATTRIBUTES.items():
+            if not isinstance(attributes, Mapping) or attributes.get(name) not in values:
+                given = attributes.get(name) if isinstance(attributes, Mapping) else attributes
+                raise VidgenError(f"{name}={given!r}: {suggestion(str(given), values)}")
     scores = {}
     for name, values in SCENE_ATTRIBUTES.items():
         hits = np.array([truth[name] == reading[name] for truth, reading in zip(truths, readings, strict=True)])

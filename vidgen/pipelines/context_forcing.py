@@ -52,6 +52,7 @@ from vidgen.pipelines.request import (
 )
 from vidgen.pipelines.session import GenerationSession
 from vidgen.pipelines.session_state import GenerationError, GenerationSettings
+from vidgen.runtime.assets import require_model
 
 logger = logging.getLogger(__name__)
 
@@ -145,11 +146,12 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
             kwargs: as for `DiffusionPipeline.from_pretrained`.
 
         Raises:
-            ValueError: for pickled weights or a Wan2.2 folder with two transformers.
+            ValueError: for a folder that isn't there, pickled weights, or a Wan2.2 folder with two transformers.
         """
         if kwargs.setdefault("use_safetensors", True) is not True:
             raise ValueError("use_safetensors=False would read pickled weights; only safetensors files are loaded.")
         folder = Path(pretrained_model_name_or_path)
+        require_model(pretrained_model_name_or_path, "the recipe landscape_assemble")
         if not folder.is_dir():
             hub_options = ("cache_dir", "force_download", "local_files_only", "token", "revision")
             options = {name: kwargs.pop(name) for name in hub_options if name in kwargs}
@@ -270,8 +272,8 @@ class ContextForcingPipeline(DiffusionPipeline, WanLoraLoaderMixin):
         batch_size = len(plans)
         num_frames = resolve_num_frames(self, num_frames, seconds, plans)
         settings = GenerationSettings(
-            height=height or self.config.default_height,
-            width=width or self.config.default_width,
+            height=self.config.default_height if height is None else height,
+            width=self.config.default_width if width is None else width,
             fps=self.config.fps,
             num_frames=num_frames,
             num_inference_steps=resolve_num_steps(self, num_inference_steps),

@@ -43,10 +43,12 @@ def parse_prompts(prompt: Prompt) -> list[PromptPlan]:
 
 def per_sample(texts: str | Sequence[str], batch_size: int, name: str) -> list[str]:
     """One text per sample from one for all or a list."""
-    texts = [texts] * batch_size if isinstance(texts, str) else list(texts)
+    texts = [texts] * batch_size if isinstance(texts, str) else texts
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise GenerationError(f"{name}={texts!r:.60}; give a text, or a list of texts.")
     if len(texts) != batch_size:
         raise GenerationError(f"{name} holds {len(texts)} texts for {batch_size} prompts; give 1 or {batch_size}.")
-    return texts
+    return list(texts)
 
 
 def draw_seeds(generator: torch.Generator | Sequence[torch.Generator] | None, batch_size: int) -> list[int]:
@@ -56,6 +58,9 @@ def draw_seeds(generator: torch.Generator | Sequence[torch.Generator] | None, ba
         raise GenerationError(
             f"{len(generators)} generators are given for {batch_size} prompts; give 1 or {batch_size}."
         )
+    for each in generators:
+        if each is not None and not isinstance(each, torch.Generator):
+            raise GenerationError(f"generator={each!r:.60}; give a torch.Generator, or one per prompt.")
     return [
         int(torch.randint(2**63 - 1, (1,), generator=each, device="cpu" if each is None else each.device))
         for each in generators
@@ -115,12 +120,16 @@ def _stack(frames: ImageInput, name: str) -> torch.Tensor:
     if isinstance(frames, PIL.Image.Image):
         frames = np.asarray(frames.convert("RGB"))
     if isinstance(frames, np.ndarray):
+        if frames.dtype != np.uint8 and not np.issubdtype(frames.dtype, np.floating):
+            raise GenerationError(f"{name} is an array of {frames.dtype}; give uint8, or floats in [0, 1].")
         tensor = torch.from_numpy(np.array(frames))
         if tensor.ndim < 3:
             raise GenerationError(f"{name} has shape {frames.shape}; height, width and channels are needed.")
         tensor = tensor.movedim(-1, -3)
         return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor.float()
     if isinstance(frames, torch.Tensor):
+        if frames.dtype != torch.uint8 and not frames.is_floating_point():
+            raise GenerationError(f"{name} is a tensor of {frames.dtype}; give uint8, or floats in [0, 1].")
         return frames.float().cpu() / (255 if frames.dtype == torch.uint8 else 1)
     if not isinstance(frames, Sequence) or isinstance(frames, str) or not frames:
         raise GenerationError(f"{name} is {frames!r:.60}; give PIL images, a uint8 array or a float tensor.")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vidgen.runtime.checks import check_positive
 from vidgen.runtime.errors import VidgenError
 
 
@@ -77,6 +78,10 @@ class PromptPlan:
             return cls.from_file(prompt)
         if isinstance(prompt, str):
             return cls((PromptSegment(prompt),))
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            raise PromptPlanError(
+                f"prompt={prompt!r:.60}; give a text, (prompt, seconds) pairs or the Path of a file."
+            )
         segments = []
         for index, pair in enumerate(prompt):
             if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
@@ -155,6 +160,7 @@ class PromptPlan:
 
     def prompt_at(self, frame: int, fps: float) -> str:
         """The prompt shown at a frame; the last one goes on beyond the end of the plan."""
+        check_positive(fps=fps)
         # Half a frame of slack, so that 0.1 + 0.2 seconds switch at the frame a reader expects.
         now = (frame + 0.5) / fps
         shown = [segment.prompt for segment, start in zip(self.segments, self.starts) if start <= now]
@@ -162,6 +168,7 @@ class PromptPlan:
 
     def switch_to(self, prompt: str, frame: int, fps: float) -> PromptPlan:
         """The plan that agrees with this one before `frame` and shows `prompt` from there on."""
+        check_positive(fps=fps)
         now = frame / fps
         segments = []
         for segment, start in zip(self.segments, self.starts):
@@ -178,6 +185,7 @@ class PromptPlan:
         Raises:
             PromptPlanError: when a prompt would never be shown, or the plan ends before the video.
         """
+        check_positive(fps=fps)
         length = num_frames / fps
         slack = 0.5 / fps
         if self.starts[-1] >= length - slack:

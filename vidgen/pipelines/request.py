@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from vidgen.pipelines.budget import describe_remedies, estimate_budget, format_b
 from vidgen.pipelines.prompt_plan import PromptPlan
 from vidgen.pipelines.session import num_chunks_until
 from vidgen.pipelines.session_state import GenerationError, GenerationSettings
+from vidgen.runtime.checks import check_finite, check_not_negative, check_positive, check_whole
 from vidgen.runtime.device import available_memory
 from vidgen.schedulers import FlowConsistencyScheduler
 
@@ -31,7 +32,8 @@ def resolve_num_frames(
         raise GenerationError(f"Both num_frames={num_frames} and seconds={seconds} are given; give one of them.")
     fps = pipe.config.fps
     if seconds is not None:
-        if not math.isfinite(seconds) or round(seconds * fps) < 1:
+        check_finite(seconds=seconds)
+        if not 0.5 < seconds * fps < 1 << 53:
             raise GenerationError(f"seconds={seconds}; the shortest video is 1 frame, {1 / fps:.3g} s at {fps:g} fps.")
         num_frames = round(seconds * fps)
     elif num_frames is None:
@@ -39,6 +41,7 @@ def resolve_num_frames(
         if None in lengths:
             return None
         num_frames = round(max(lengths) * fps)
+    check_finite(num_frames=num_frames)
     if num_frames != int(num_frames) or num_frames < 1:
         raise GenerationError(f"num_frames={num_frames}; it must be a whole number of at least 1.")
     for plan in plans:
@@ -73,11 +76,7 @@ def resolve_num_steps(pipe: ContextForcingPipeline, num_inference_steps: int | N
         default = scheduler.config.get("timesteps")
         default = len(default) if default else scheduler.config.get("num_inference_steps")
         return default if is_distilled(pipe) else ODE_STEPS
-    most = scheduler.config.num_train_timesteps
-    if not 1 <= num_inference_steps <= most:
-        raise GenerationError(
-            f"num_inference_steps={num_inference_steps}; allowed: 1 to {most}, the scheduler's training timesteps."
-        )
+    check_whole(1, scheduler.config.num_train_timesteps, num_inference_steps=num_inference_steps)
     return num_inference_steps
 
 
@@ -85,10 +84,7 @@ def resolve_guidance_scale(pipe: ContextForcingPipeline, guidance_scale: float |
     """Classifier-free guidance, off by default for a distilled model, which is refused any other."""
     if guidance_scale is None:
         return 1.0 if is_distilled(pipe) else ODE_GUIDANCE_SCALE
-    if not math.isfinite(guidance_scale) or guidance_scale < 0:
-        raise GenerationError(
-            f"guidance_scale={guidance_scale}; it must be finite and not negative, 1 for no guidance."
-        )
+    check_not_negative(guidance_scale=guidance_scale)
     if is_distilled(pipe) and guidance_scale > 1:
         raise GenerationError(
             f"guidance_scale={guidance_scale} was asked of a distilled few-step model, into which guidance is "
@@ -100,7 +96,8 @@ def resolve_guidance_scale(pipe: ContextForcingPipeline, guidance_scale: float |
 def check_size(pipe: ContextForcingPipeline, height: int, width: int) -> None:
     """Refuse frames that the VAE and the patches cannot divide."""
     unit = pipe.size_multiple
-    if min(height, width) < unit or height % unit or width % unit:
+    check_finite(height=height, width=width)
+    if not all(isinstance(size, Integral) and size >= unit and size % unit == 0 for size in (height, width)):
         nearest = [max(unit, round(size / unit) * unit) for size in (height, width)]
         raise GenerationError(
             f"height={height}, width={width}; both must be multiples of {unit}. "
@@ -170,8 +167,8 @@ def check_budget(
     max_memory_gb: float | None,
 ) -> None:
     """Refuse a generation that is estimated to need more than `max_memory_gb`, or than is free without it."""
-    if max_memory_gb is not None and not max_memory_gb > 0:
-        raise GenerationError(f"max_memory_gb={max_memory_gb}; it must be positive.")
+    if max_memory_gb is not None:
+        check_positive(max_memory_gb=max_memory_gb)
     budget = estimate_budget(pipe, memory, settings, batch_size)
     weights = ""  # they are on the device already
     if max_memory_gb is None:
@@ -179,7 +176,7 @@ def check_budget(
         source = f"free on {pipe._execution_device}"
     else:
         weights = f"weights {format_bytes(budget.weights)}, "
-        needed, limit, source = budget.weights + budget.state, int(max_memory_gb * 1e9), "max_memory_gb"
+        needed, limit, source = budget.weights + budget.state, int(min(max_memory_gb, 1e9) * 1e9), "max_memory_gb"
     if needed > limit:
         remedies = describe_remedies(pipe, memory, settings, batch_size, limit - (needed - budget.key_values))
         advice = "No single change is enough; ask for much smaller or fewer frames, or raise the limit."
@@ -206,6 +203,8 @@ def check_noise(
         return None
     if total_latents is None:
         raise GenerationError("latents are given for a video without an end; give num_frames or seconds.")
+    if not isinstance(noise, torch.Tensor):
+        raise GenerationError(f"latents is a {type(noise).__name__}; give a tensor, or none to draw the noise.")
     stride = pipe.vae_scale_factor_spatial
     expected = (
         batch_size,

@@ -21,6 +21,7 @@ import torch
 from vidgen.memory import KeyValues, KVMemory, make_memory
 from vidgen.models.streaming_vae import StreamingVAEDecoder
 from vidgen.pipelines.budget import describe_remedies, estimate_budget, format_bytes
+from vidgen.pipelines.inputs import per_sample
 from vidgen.pipelines.prompt_plan import PromptPlan
 from vidgen.pipelines.session_state import (
     GenerationError,
@@ -446,16 +447,12 @@ class GenerationSession:
             mode: `"recache"`, `"keep"` or `"flush"`; default the session's `prompt_switch`.
 
         Raises:
-            GenerationError: for an unknown mode or a wrong number of prompts.
+            GenerationError: for an unknown mode, a wrong number of prompts, or what isn't text.
             PromptPlanError: for an empty prompt.
         """
-        mode = mode or self.settings.prompt_switch
+        mode = self.settings.prompt_switch if mode is None else mode
         check_prompt_switch(mode)
-        prompts = [prompt] * self.batch_size if isinstance(prompt, str) else list(prompt)
-        if len(prompts) != self.batch_size:
-            raise GenerationError(
-                f"{len(prompts)} prompts are given for {self.batch_size} samples; give 1 or that many."
-            )
+        prompts = per_sample(prompt, self.batch_size, "prompt")
         frame = max(0, self._plan_frame)
         plans = [plan.switch_to(text, frame, self.settings.fps) for plan, text in zip(self._state.plans, prompts)]
         with torch.no_grad():
@@ -534,9 +531,9 @@ class GenerationSession:
         Raises:
             GenerationError: when fewer chunks can be taken back.
         """
-        if not 1 <= n <= len(self._history):
+        if n not in range(1, len(self._history) + 1):
             raise GenerationError(
-                f"undo({n}): {len(self._history)} chunks can be taken back. Sessions keep undo_depth="
+                f"undo({n!r}): {len(self._history)} chunks can be taken back. Sessions keep undo_depth="
                 f"{self.settings.undo_depth}; start one with a larger undo_depth to go further."
             )
         self._state = self._history[-n]

@@ -15,6 +15,7 @@ from vidgen.memory import KVMemory, make_memory
 from vidgen.models.streaming_vae import StreamingVAEDecoder
 from vidgen.pipelines.prompt_plan import PromptPlan
 from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
+from vidgen.runtime.checks import check_whole
 from vidgen.runtime.errors import VidgenError, suggestion
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         check_prompt_switch(self.prompt_switch)
-        if self.undo_depth < 0:
-            raise GenerationError(f"undo_depth={self.undo_depth}; it must be 0 or more.")
+        check_whole(0, undo_depth=self.undo_depth)
 
 
 def check_prompt_switch(mode: str) -> None:

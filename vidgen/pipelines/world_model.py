@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import PIL.Image
@@ -22,6 +23,7 @@ from vidgen.memory import KVMemoryConfig
 from vidgen.models.frame_autoencoder import stride_of
 from vidgen.models.world_dit import WorldDiT
 from vidgen.pipelines.world_session import Frames, WorldSession
+from vidgen.runtime.assets import require_model
 from vidgen.runtime.errors import ConfigError
 
 OUTPUT_TYPES = ("np", "pil")
@@ -89,6 +91,16 @@ class WorldModelPipeline(DiffusionPipeline):
             if read != taken:
                 raise ConfigError(f"The controls have {name}={read!r}; the transformer was made for {taken!r}.")
         self.vae_scale_factor = stride_of(vae)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
+        """Load a pipeline folder, or a repository of the Hugging Face Hub, as `DiffusionPipeline.from_pretrained`.
+
+        Raises:
+            AssetError: there is no such folder, and the name is none of a repository.
+        """
+        require_model(pretrained_model_name_or_path, "the recipe world_model_assemble")
+        return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     def open_session(
         self,

@@ -1,7 +1,10 @@
-"""Where the files that travel with vidgen are: in a wheel inside the package, in a checkout beside it."""
+"""Where models are: those that travel with vidgen, in a wheel inside the package or in a checkout beside it; and
+others, in folders or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from .errors import VidgenError, suggestion
@@ -13,7 +16,7 @@ ASSET_FOLDERS = (_PACKAGE / "assets", _PACKAGE.parent / "assets")
 
 
 class AssetError(VidgenError):
-    """A file that should travel with vidgen isn't there."""
+    """A model isn't where it should be."""
 
 
 def find_asset(name: str = DEFAULT_MODEL) -> Path:
@@ -31,5 +34,24 @@ def find_asset(name: str = DEFAULT_MODEL) -> Path:
     for folder in ASSET_FOLDERS:
         if (folder / name).exists():
             return folder / name
-    present = {path.name for folder in ASSET_FOLDERS if folder.is_dir() for path in folder.iterdir()}
+    present = {path.name for folder in ASSET_FOLDERS if folder.is_dir() for path in folder.iterdir() if path.is_dir()}
     raise AssetError(f"no embedded asset {name!r}: {suggestion(name, present)}")
+
+
+def is_hub_id(name: str | os.PathLike) -> bool:
+    """Whether a model's name can only be that of a repository on the Hub: owner/name, and no folder `owner` here."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name)) is not None and not Path(name).parent.is_dir()
+
+
+def require_model(name: str | os.PathLike, maker: str) -> None:
+    """Refuses a folder that isn't there, before the Hub is asked for a model of that name.
+
+    Args:
+        name: Model folder, or owner/name on the Hub.
+        maker: What makes such a folder.
+
+    Raises:
+        AssetError: It is neither.
+    """
+    if not Path(name).is_dir() and not is_hub_id(name):
+        raise AssetError(f"there is no folder {name}; it is made by {maker}, or give owner/name on the Hub.")

@@ -7,6 +7,8 @@ mistake is one line that names the file, the key, and the nearest valid one.
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -65,8 +67,8 @@ def load_config(
         An instance of `schema`.
 
     Raises:
-        ConfigError: The file is missing or malformed, a key is unknown or absent, or a value has the wrong type or
-            range.
+        ConfigError: The file is missing or malformed, a key is unknown or absent, or a value is not a number (NaN) or
+            has the wrong type or range.
     """
     config = OmegaConf.structured(schema)
     where = "defaults"
@@ -78,7 +80,7 @@ def load_config(
         where = str(path)
         try:
             values = OmegaConf.load(path)
-        except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
+        except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not a readable YAML file: {_one_line(error)}") from error
         if not OmegaConf.is_dict(values):
             raise ConfigError(f"{path}: expected `key: value` lines at the top level, found a list")
@@ -94,6 +96,10 @@ def load_config(
         config = _merge(config, value, schema, f"override {override!r}")
     if overrides:
         where += f" + {len(overrides)} override(s)"
+    # Every comparison with NaN is false, so it would slip through most checks of ranges.
+    for key, value in _flatten(OmegaConf.to_container(config)).items():
+        if _holds_nan(value):
+            raise ConfigError(f"{where}: key {key!r} is not a number (NaN)")
     try:
         return OmegaConf.to_object(config)
     except MissingMandatoryValue as error:
@@ -105,6 +111,47 @@ def load_config(
 def to_yaml(config: Any) -> str:
     """Returns a dataclass instance as YAML text that `load_config` reads back to an equal instance."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def changed_settings(stored: str, given: str) -> dict[str, str]:
+    """Compares two configurations as `to_yaml` writes them, key by key.
+
+    Returns:
+        Dotted key to `stored -> given`, of the keys whose values differ.
+
+    Raises:
+        ConfigError: One of them is not YAML.
+    """
+    try:
+        before, after = (_flatten(OmegaConf.to_container(OmegaConf.create(text))) for text in (stored, given))
+    except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
+        raise ConfigError(f"not readable as YAML: {_one_line(error)}") from error
+    absent = object()
+
+    def shown(value: Any) -> str:
+        return "(absent)" if value is absent else json.dumps(value)
+
+    changed = {}
+    for key in dict.fromkeys([*before, *after]):
+        old, new = before.get(key, absent), after.get(key, absent)
+        if old != new:
+            changed[key] = f"{shown(old)} -> {shown(new)}"
+    return changed
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted key; lists are values, and so are empty mappings, whose keys would be lost."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        flat |= _flatten(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+    return flat
+
+
+def _holds_nan(value: Any) -> bool:
+    if isinstance(value, (Mapping, list, tuple)):
+        return any(map(_holds_nan, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _merge(config: Any, values: Any, schema: type, where: str) -> Any:
