@@ -49,6 +49,9 @@ class ContextConfig:
         max_examples: most examples of a prompt of a multimodal model; a tiny model brings its own number.
         nearest_share: share of the examples that are among the most similar graphs; the others are random.
         nearest: how many graphs count as most similar.
+        ordered_share: share of the prompts whose most similar example is last; in others the order is random. In use
+            the last one only seems to be the most similar. With the truly most similar one always last, a model
+            learns to copy the last answer and never looks at the pictures.
         symbol_shuffle: share of the prompts with examples in which predicates swap names.
     """
 
@@ -56,10 +59,11 @@ class ContextConfig:
     max_examples: int = 3
     nearest_share: float = 0.6
     nearest: int = 12
+    ordered_share: float = 0.5
     symbol_shuffle: float = 0.3
 
     def __post_init__(self) -> None:
-        for name in ("zero_shot_share", "nearest_share", "symbol_shuffle"):
+        for name in ("zero_shot_share", "nearest_share", "ordered_share", "symbol_shuffle"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SceneGraphError(f"{name}={getattr(self, name)}; it must be in [0, 1].")
         if self.max_examples < 1 or self.nearest < 1:
@@ -192,11 +196,7 @@ class ExampleSampler:
         return nearest
 
     def draw(self, query: int, count: int, random: np.random.Generator) -> list[int]:
-        """Examples for a sample, in random order; fewer than `count` if there aren't enough takes.
-
-        In use the most similar example is the last one, as far as somebody can tell. Here the truth is known, and with
-        the truly most similar one last a model learns to copy the last answer without a look at the pictures.
-        """
+        """Examples for a sample; fewer than `count` if there aren't enough takes."""
         chosen: list[int] = []
         used = {self.takes[query]}
         for _ in range(count):
@@ -210,6 +210,8 @@ class ExampleSampler:
                 break
             chosen.append(int(options[random.integers(len(options))]))
             used.add(self.takes[chosen[-1]])
+        if chosen and random.random() < self.config.ordered_share:
+            chosen = [chosen[place] for place in np.argsort(self.iou([query], chosen)[0], kind="stable")]
         return chosen
 
 

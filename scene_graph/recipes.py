@@ -19,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 from scene_graph.datasets import MMORDataset, OR4DDataset, SceneDataset, SceneFolder
+from scene_graph.formats import read_json
 from scene_graph.methods import (
     AugmentConfig,
     ContextConfig,
@@ -52,6 +53,7 @@ from scene_graph.retrieval import (
 )
 from scene_graph.router import AdaptiveRouter, RouterConfig, router_features, tail_labels, utility_labels
 from scene_graph.schema import SceneDataError, SceneGraphError, TailSplit, idf_weights, tail_split
+from scene_graph.simulator.writer import SIMULATOR_FILE
 from vidgen.recipes.command_line import require_parts, training_recipe
 from vidgen.runtime.config import load_config
 from vidgen.runtime.device import set_threads
@@ -84,6 +86,9 @@ def open_scenes(
     names = [path.name for path in root.iterdir() if path.is_dir()]
     chosen = {} if views is None else {"views": tuple(views)}
     if any(re.fullmatch(r"export_holistic_take\d+_processed", name) for name in names):
+        settings = root / SIMULATOR_FILE
+        if settings.is_file():  # simulated frames may be further apart than 4D-OR's
+            chosen["seconds_per_frame"] = read_json(settings)["seconds_per_frame"]
         return OR4DDataset(root, split, labels=labels, **chosen)
     if any(re.fullmatch(r"\d{3}[\d_-]*_(PKA|TKA)", name) for name in names):
         return MMORDataset(root, split, labels=labels, **chosen)

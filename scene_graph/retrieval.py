@@ -864,9 +864,7 @@ class _ArrayRanking:
         self.scores, self.order = scores, _descending(scores)
 
     def best(self, allowed: np.ndarray) -> Iterator[int]:
-        for row in self.order:
-            if allowed[row]:
-                yield int(row)
+        yield from self.order[allowed[self.order]].tolist()
 
     def score(self, row: int) -> float:
         return float(self.scores[row])
@@ -885,8 +883,7 @@ class _FaissRanking:
         while seen < len(rows):
             depth = min(depth, len(rows))
             _, found = self.index.search(self.vector[None], depth, params=parameters)
-            for row in found[0, seen:]:
-                yield int(row)
+            yield from found[0, seen:].tolist()
             seen, depth = depth, 4 * depth
 
     def score(self, row: int) -> float:

@@ -53,12 +53,14 @@ class TinySGGOutput(BaseOutput):
         hidden_states: `(batch, scenes, tokens, hidden_size)` after the last norm; views first, then words.
         key_values: keys and values of every layer.
         key_mask: `(batch, scenes * tokens)`: which of them may be attended to.
+        pictures: `(batch, scenes, hidden_size)`: what each scene's words know of its views from the start.
     """
 
     logits: torch.Tensor
     hidden_states: torch.Tensor
     key_values: list[KeyValue]
     key_mask: torch.Tensor
+    pictures: torch.Tensor
 
 
 class TinySGGBlock(nn.Module):
@@ -150,6 +152,7 @@ class TinySGGModel(ModelMixin, ConfigMixin):
             nn.GELU(approximate="tanh"),
             nn.Conv2d(hidden_size, hidden_size, 3, stride=2, padding=1),
         )
+        self.picture = nn.Linear(2 * hidden_size, hidden_size)
         self.token_embedding = nn.Embedding(self.num_words, hidden_size)
         self.position_embedding = nn.Embedding(3 * max_triplets + 2, hidden_size)  # START, words, END
         self.patch_embedding = nn.Embedding(self.view_tokens, hidden_size)
@@ -186,15 +189,17 @@ class TinySGGModel(ModelMixin, ConfigMixin):
             isolated = torch.zeros(batch, dtype=torch.bool, device=words.device)
 
         views = self.encode_views(images, view_mask)  # (B, S, V * patches, D)
+        is_patch = view_mask.repeat_interleave(self.view_tokens, dim=2)  # (B, S, V * patches)
+        pictures = self.summarize(views, is_patch)  # (B, S, D)
         positions = torch.arange(num_words, device=words.device)
-        text = self.token_embedding(words) + self.position_embedding(positions)  # (B, S, T, D)
+        text = self.token_embedding(words) + self.position_embedding(positions) + pictures[:, :, None]  # (B, S, T, D)
         scene = torch.arange(scenes, device=words.device)
         place = torch.where(isolated[:, None], 0, scene)  # (B, S)
         hidden_states = torch.cat([views, text], dim=2) + self.scene_embedding(place)[:, :, None]
         tokens = hidden_states.shape[2]
 
         # Who sees whom: a token's own scene up to itself and all of its views, and whole scenes before it.
-        is_real = torch.cat([view_mask.repeat_interleave(self.view_tokens, dim=2), words != PAD], dim=2).flatten(1)
+        is_real = torch.cat([is_patch, words != PAD], dim=2).flatten(1)
         order = torch.cat([torch.zeros(tokens - num_words, device=words.device), positions + 1]).repeat(scenes)
         scene_of = scene.repeat_interleave(tokens)
         own = (scene_of[:, None] == scene_of) & (order <= order[:, None])
@@ -208,7 +213,13 @@ class TinySGGModel(ModelMixin, ConfigMixin):
             key_values.append(key_value)
         hidden_states = self.norm_out(hidden_states).unflatten(1, (scenes, tokens))
         logits = hidden_states[:, :, tokens - num_words :] @ self.token_embedding.weight.T
-        return TinySGGOutput(logits=logits, hidden_states=hidden_states, key_values=key_values, key_mask=is_real)
+        return TinySGGOutput(
+            logits=logits,
+            hidden_states=hidden_states,
+            key_values=key_values,
+            key_mask=is_real,
+            pictures=pictures,
+        )
 
     def encode_views(self, images: torch.Tensor, view_mask: torch.Tensor) -> torch.Tensor:
         """Tokens of all views, `(batch, scenes, views * patches, hidden_size)`."""
@@ -217,13 +228,26 @@ class TinySGGModel(ModelMixin, ConfigMixin):
         patches = patches.unflatten(0, view_mask.shape) + self.view_embedding.weight[: view_mask.shape[2], None]
         return patches.flatten(2, 3)
 
+    def summarize(self, views: torch.Tensor, is_patch: torch.Tensor) -> torch.Tensor:
+        """Mean and maximum over the patches of each scene, projected: `(batch, scenes, hidden_size)`."""
+        mean = (views * is_patch[..., None]).sum(dim=2) / is_patch.sum(dim=2, keepdim=True)
+        maximum = views.masked_fill(~is_patch[..., None], -torch.inf).amax(dim=2)
+        return self.picture(torch.cat([mean, maximum], dim=-1))
+
     def continue_with(
-        self, words: torch.Tensor, position: int, scene: int, key_values: list[KeyValue], key_mask: torch.Tensor
+        self,
+        words: torch.Tensor,
+        pictures: torch.Tensor,
+        position: int,
+        scene: int,
+        key_values: list[KeyValue],
+        key_mask: torch.Tensor,
     ) -> tuple[torch.Tensor, list[KeyValue], torch.Tensor]:
         """Adds one word to the last scene of sequences that went through `forward`.
 
         Args:
             words: `(batch,)`.
+            pictures: `(batch, hidden_size)` of the last scene.
             position: place of the word in its scene; `START` has 0.
             scene: place of the scene in its sequence.
             key_values: of everything before.
@@ -232,7 +256,7 @@ class TinySGGModel(ModelMixin, ConfigMixin):
         Returns:
             Logits `(batch, vocabulary)` of the word after it, and the keys, values and mask with this word's.
         """
-        hidden_states = self.token_embedding(words) + self.position_embedding.weight[position]
+        hidden_states = self.token_embedding(words) + self.position_embedding.weight[position] + pictures
         hidden_states = (hidden_states + self.scene_embedding.weight[scene])[:, None]
         key_mask = torch.cat([key_mask, key_mask.new_ones(len(words), 1)], dim=1)
         extended = []
@@ -419,6 +443,7 @@ class TinyPredictor(SGGPredictor):
         output = model(images, view_mask, words)
         scene = words.shape[1] - 1
         logits, key_values, key_mask = output.logits[:, scene, 0], output.key_values, output.key_mask
+        pictures = output.pictures[:, scene]
         allowed = self._allowed_words(logits.device)
 
         written, logprobs, probs = [], [], []
@@ -434,7 +459,9 @@ class TinyPredictor(SGGPredictor):
             is_done = is_done | (chosen == END)
             if bool(is_done.all()) or position == 3 * model.config.max_triplets:
                 break
-            logits, key_values, key_mask = model.continue_with(chosen, position + 1, scene, key_values, key_mask)
+            logits, key_values, key_mask = model.continue_with(
+                chosen, pictures, position + 1, scene, key_values, key_mask
+            )
 
         table = torch.stack(written, dim=1).cpu().numpy()  # (B, T)
         logprob_table = torch.stack(logprobs, dim=1).cpu().numpy()

@@ -429,7 +429,6 @@ class _Script:
     relations: list[dict[tuple[str, str], str]]
     tools: list[dict[str, str]]
     ride: np.ndarray  # 0 at the door to 1 at its place; not a number while the table is outside
-    graphs: list[SceneGraph] | None = None
     draped: int = 0  # first frame with the drape
 
 
@@ -710,10 +709,7 @@ class _Director:
         if table is not None:
             rectangles[TABLE] = (*table, *TABLE_HALF)
             rectangles[PATIENT] = (*table, *PATIENT_HALF)
-        if script.graphs is None:
-            graph = _graph(relations, {person.role: person.position for person in people}, rectangles)
-        else:
-            graph = script.graphs[frame]
+        graph = _graph(relations, {person.role: person.position for person in people}, rectangles)
         return SceneState(
             frame=frame,
             seconds=float(script.seconds[frame]),
@@ -736,29 +732,20 @@ class _Director:
         if (role, HEAD_SURGEON) in relations:
             return "knee"
         name, left = self.stations.get(role, ("", 0))
-        if left > 0 and (has_table or name not in ("knee", "beside")):
+        if left > 0 and (has_table or name != "knee"):
             self.stations[role] = (name, left - 1)
             return name
-        operating = phase in ("knee_prep", "knee_insert")
         choices = {
-            HEAD_SURGEON: {
-                "knee": 0.9 if operating else 0.45,
-                INSTRUMENT_TABLE: 0.1 if operating else 0.3,
-                "free": 0.25,
-            },
-            ASSISTANT: {
-                "knee": 0.85 if operating else 0.4,
-                INSTRUMENT_TABLE: 0.15 if operating else 0.35,
-                "free": 0.25,
-            },
+            HEAD_SURGEON: {"knee": 0.45, INSTRUMENT_TABLE: 0.3, "free": 0.25},
+            ASSISTANT: {"knee": 0.4, INSTRUMENT_TABLE: 0.35, "free": 0.25},
             CIRCULATOR: {INSTRUMENT_TABLE: 0.3, SECONDARY_TABLE: 0.35, "free": 0.35},
             ANAESTHETIST: {MACHINE: 0.75, "free": 0.25},
             VISITOR: {"free": 1.0},
         }[role]
+        if phase in ("knee_prep", "knee_insert") and role in (HEAD_SURGEON, ASSISTANT):
+            choices = {"knee": 0.88, INSTRUMENT_TABLE: 0.12}
         if not has_table:
             choices.pop("knee", None)
-        if operating:
-            choices.pop("free", None) if len(choices) > 1 else None
         weights = np.array(list(choices.values()))
         name = str(self.rng.choice(list(choices), p=weights / weights.sum()))
         self.stations[role] = (name, _count(self.rng, self.rng.gamma(2, 12.0) / self.step))
@@ -784,8 +771,6 @@ class _Director:
             # From the side of the operating table; the circulator comes from behind.
             toward = math.copysign(1.0, TABLE_CENTER[1] - y) * (-1 if role == CIRCULATOR else 1)
             return np.array([x + (0.25 if role == HEAD_SURGEON else -0.25), y + toward * (half_y + 0.3)])
-        if station == MACHINE:
-            return np.array([x - half_x - 0.3, y])
         return np.array([x - half_x - 0.3, y])
 
     def walk(self, role: str, phase: str, relations: Mapping, table: np.ndarray | None) -> None:
@@ -855,7 +840,7 @@ class _Director:
         elif station in ("push", INSTRUMENT_TABLE):
             hands = np.stack([body + forward * 0.5 + across * 0.15, body + forward * 0.5 - across * 0.15])
             hands[:, 2] = 0.98
-        elif station in ("knee", "beside"):
+        elif station == "knee":
             hands[0] = body + forward * 0.42 + across * 0.14 + (0.0, 0.0, 1.14)
         tool = self.tool(role, frame, predicate, knee, body, forward, across)
         if tool is not None:

@@ -95,7 +95,9 @@ def test_reweighted_and_plain_training_differ_and_the_plain_one_repeats(runs: Pa
 
 
 def test_data_sets_are_told_apart(runs: Path, tmp_path: Path):
-    assert type(recipes.open_scenes(runs / "data", "test", [2, 1])).__name__ == "OR4DDataset"
+    simulated = recipes.open_scenes(runs / "data", "test", [2, 1])
+    assert type(simulated).__name__ == "OR4DDataset"
+    assert simulated[1].seconds == pytest.approx(673 / 24)  # 24 frames of an operation, not 24 seconds
     images = next((runs / "data").glob("export*/colorimage"))
     assert type(recipes.open_scenes(images)).__name__ == "SceneFolder"
     with pytest.raises(SceneGraphError, match="is not a folder"):
