@@ -142,8 +142,8 @@ class Sizes:
     batch_size: int = 24
     df_steps: int = 3000
     arm_steps: int = 600
-    df_lr: float = 2e-3
-    arm_lr: float = 5e-4
+    df_lr: float = 1e-2
+    arm_lr: float = 2e-3
     rollout_steps: int = 6
     sampler_steps: int = 6
     scenes: int = 2
@@ -331,10 +331,11 @@ def train(
 ) -> TrainResult:
     """Train by one objective."""
     optimizer = OptimizerConfig(
+        kind="muon",
         lr=lr,
-        betas=(0.9, 0.99),
-        weight_decay=0.002,
-        warmup_steps=min(100, steps // 10),
+        betas=(0.9, 0.95),
+        weight_decay=0.01,
+        warmup_steps=min(50, steps // 10),
         schedule="cosine",
         min_lr_ratio=0.05,
     )

@@ -92,7 +92,7 @@ class Sizes:
         batch_size: sequences of the predictors.
     """
 
-    takes: int = 36
+    takes: int = 48
     frames: int = 190
     size: int = 64
     looks: int = 3

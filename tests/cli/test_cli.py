@@ -170,6 +170,20 @@ def test_train_hands_config_and_overrides_to_the_recipe(run, monkeypatch, option
     assert (code, out) == (0, f"('{config}', ['train.max_steps=3'])\n")
 
 
+@pytest.mark.parametrize("stop", ["", "stopped at step 7, saved in runs/x"])
+def test_a_stopped_training_tells_the_command_that_goes_on(run, monkeypatch, stop):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt(*([stop] if stop else []))
+
+    recorder = type(sys)("recorder")
+    recorder.interrupted = interrupted
+    monkeypatch.setitem(sys.modules, "recorder", recorder)
+    monkeypatch.setitem(RECIPES, "landscape_vae", ("recorder:interrupted", "default"))
+    code, out, err = run("train", "landscape_vae", "crop=[5, 8, 8]", "--config", "my file.yaml")
+    again = "vidgen train landscape_vae 'crop=[5, 8, 8]' --config 'my file.yaml'"
+    assert (code, out, err) == (130, "", f"{stop or 'stopped'}; go on with: {again}\n")
+
+
 def test_recipes_are_the_training_scripts_and_exist():
     from vidgen.runtime.config import find_config
 
@@ -542,3 +556,11 @@ def test_embedded_model_makes_two_seconds(run, tmp_path):
     assert frames.shape[0] == 24
     assert frames.shape[1] >= generate_command.MIN_DISPLAY_HEIGHT
     assert frames.std() > 10, "a blank picture"
+
+
+def test_a_missing_asset_is_compared_with_assets_only():
+    from vidgen.runtime.assets import AssetError, find_asset
+
+    with pytest.raises(AssetError, match=r"did you mean 'landscape-tiny'\? allowed: ") as error:
+        find_asset("landscape-tinyy")
+    assert "README" not in str(error.value)

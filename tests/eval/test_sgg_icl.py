@@ -11,7 +11,7 @@ import pytest
 
 EVAL = Path(__file__).resolve().parents[2] / "eval"
 TOY = (
-    "takes=12", "frames=24", "size=32", "looks=2", "predictor_steps=2", "encoder_steps=0", "reranker_steps=2",
+    "takes=18", "frames=24", "size=32", "looks=2", "predictor_steps=2", "encoder_steps=0", "reranker_steps=2",
     "hidden_size=16", "num_layers=1", "batch_size=2",
 )  # fmt: skip
 

@@ -17,12 +17,13 @@ from vidgen.recipes.context_data import (
     ContextLayouts,
     ContextRange,
     FolderData,
-    LandscapeData,
+    LandscapePrompts,
     LandscapeRollouts,
     folder_layouts,
 )
-from vidgen.recipes.landscape import LatentsRecipe, train_tokenizer
+from vidgen.recipes.landscape import train_tokenizer
 from vidgen.runtime.checkpoint import load_safetensors, save_safetensors
+from vidgen.runtime.config import load_config
 from vidgen.runtime.errors import ConfigError
 
 NEW = (
@@ -113,9 +114,9 @@ def test_layouts_of_fresh_videos_hold_true_codes_and_differ_between_steps_and_pr
 def test_a_rollout_keeps_its_first_prompt_where_the_whole_target_is_scored_under_one():
     tokenizer = train_tokenizer(["a meadow", "the camera pans left", "the camera pans right", "holds"], 100, 64)
     batches = {
-        single: LandscapeRollouts(
-            LandscapeData(LatentsRecipe("unused"), "unused", single_prompt=single), tokenizer, 60, 3, seed=0
-        ).batch(0, 0, 1, 3)
+        single: LandscapeRollouts(LandscapePrompts("unused", single_prompt=single), tokenizer, 60, 3, seed=0).batch(
+            0, 0, 1, 3
+        )
         for single in (False, True)
     }
     assert batches[True]["input_ids"].shape[1] == 1 and not batches[True]["prompt_of_chunk"].any()
@@ -159,10 +160,11 @@ def test_validation_never_reads_a_training_video(tmp_path):
 
 
 def test_a_source_and_a_model_must_be_named_exactly_once():
-    with pytest.raises(ConfigError, match="exactly one of"):
-        context_forcing.DataSource()
-    with pytest.raises(ConfigError, match="exactly one of"):
-        context_forcing.DataSource(codes=CodeWorldData(), folders=context_forcing.FolderData())
+    for source in (context_forcing.VideoSource, context_forcing.ConditionSource):
+        with pytest.raises(ConfigError, match="exactly one of"):
+            source()
+        with pytest.raises(ConfigError, match="exactly one of"):
+            source(codes=CodeWorldData(), folders=FolderData("clips"))
     with pytest.raises(ConfigError, match="either `pretrained` or `new`"):
         context_forcing.ModelSource()
     with pytest.raises(ConfigError, match="allowed: 'rooms', 'panorama'"):
@@ -171,9 +173,9 @@ def test_a_source_and_a_model_must_be_named_exactly_once():
 
 @pytest.mark.parametrize("name", ["tiny_teacher", "wan1_3b_teacher"])
 def test_teacher_configs_are_complete(name):
-    context_forcing.load_config(context_forcing.ContextTeacherRecipe, f"context_forcing/{name}", [])
+    load_config(context_forcing.ContextTeacherRecipe, f"context_forcing/{name}", [])
 
 
 @pytest.mark.parametrize("name", ["tiny_stage1", "tiny_stage2", "wan1_3b_stage1", "wan1_3b_stage2"])
 def test_distillation_configs_are_complete(name):
-    context_forcing.load_config(context_forcing.DistillationRecipe, f"context_forcing/{name}", [])
+    load_config(context_forcing.DistillationRecipe, f"context_forcing/{name}", [])

@@ -190,10 +190,71 @@ def test_dataset_without_clips_is_an_error(tiny_model_folder, videos, tmp_path):
         encode_videos(videos, captions, tiny_model_folder, tmp_path / "out", SHORT)
 
 
+@pytest.mark.parametrize("video", ["short.mp4", "broken.mp4"])
+def test_run_that_encoded_nothing_binds_nothing(tiny_model_folder, videos, tmp_path, monkeypatch, video):
+    captions = write_captions(tmp_path / "captions.jsonl", (video, "a coast"))
+    with pytest.raises(DatasetError):
+        encode_videos(videos, captions, tiny_model_folder, tmp_path / "out", SHORT)
+    (tmp_path / "prompts.txt").write_text("a meadow\nrain\n")
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(encode_data, "_encode_shard", stop)
+        encode_prompts(tmp_path / "prompts.txt", tiny_model_folder, tmp_path / "prompts", device="cpu")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "prompts").exists()
+
+    write_captions(captions, ("fast.mp4", "a meadow"))
+    other = LatentEncoding(min_seconds=0.1, max_seconds=1.0, device="cpu")
+    assert encode_videos(videos, captions, tiny_model_folder, tmp_path / "out", other).encoded == 1
+    assert encode_prompts(tmp_path / "prompts.txt", tiny_model_folder, tmp_path / "prompts", 1, "cpu").encoded == 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LatentEncoding(fps=1000.0, min_seconds=0.1, max_seconds=0.2, device="cpu"),
+        LatentEncoding(fps=1e-9, min_seconds=0.1, max_seconds=1e300, device="cpu"),
+        LatentEncoding(fps=1e-300, min_seconds=0.1, max_seconds=1e308, device="cpu"),
+    ],
+)
+def test_extreme_rates_and_lengths_make_clips_or_are_too_slow_for_one(tiny_model_folder, videos, tmp_path, config):
+    captions = write_captions(tmp_path / "captions.jsonl", ("fast.mp4", "a meadow"))
+    arguments = (videos, captions, tiny_model_folder, tmp_path / "out", config)
+    if config.fps < 1:
+        with pytest.raises(DatasetError, match="than one chunk"):
+            encode_videos(*arguments)
+    else:
+        encode_videos(*arguments)
+        assert LatentVideoDataset(tmp_path / "out").frames(0) == 48  # 200 pictures are 50 latent frames
+
+
+def test_frames_that_do_not_fit_into_memory_are_told(tiny_model_folder, videos, tmp_path, monkeypatch):
+    captions = write_captions(tmp_path / "captions.jsonl", ("fast.mp4", "a meadow"))
+    arguments = (videos, captions, tiny_model_folder, tmp_path / "out", SHORT)
+
+    def too_large(encoder, pixels):
+        return torch.empty(1 << 60)
+
+    monkeypatch.setattr(encode_data.StreamingVAEEncoder, "encode", too_large)
+    with pytest.raises(VidgenError, match="frames of 48x32 pixels do not fit into the memory of cpu"):
+        encode_videos(*arguments)
+
+    def broken(encoder, pixels):
+        raise RuntimeError("another")
+
+    monkeypatch.setattr(encode_data.StreamingVAEEncoder, "encode", broken)
+    with pytest.raises(RuntimeError, match="another"):
+        encode_videos(*arguments)
+
+
 def test_folder_with_other_files_is_left_alone(tiny_model_folder, videos, tmp_path):
     captions = write_captions(tmp_path / "captions.jsonl", ("fast.mp4", "a meadow"))
     with pytest.raises(DatasetError, match="holds something else"):
         encode_videos(videos, captions, tiny_model_folder, tmp_path, SHORT)
+    with pytest.raises(DatasetError, match="cannot use the folder .*xxx: File name too long; choose another one"):
+        encode_videos(videos, captions, tiny_model_folder, tmp_path / ("x" * 300), SHORT)
 
 
 def test_every_wrong_line_of_the_captions_is_named(tmp_path):
@@ -293,10 +354,20 @@ def test_every_wrong_line_of_the_prompts_is_named(tmp_path):
     assert "line 1:" not in str(error.value)
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    for name, read in (("prompts.txt", read_prompts), ("prompts.jsonl", read_prompts), ("c.jsonl", read_captions)):
+        (tmp_path / name).write_bytes(b"\xff\xfea\x00")
+        with pytest.raises(DatasetError, match=f"{name} is not UTF-8 text"):
+            read(tmp_path / name)
+
+
 def test_wrong_arguments_are_refused(tiny_model_folder, videos, tmp_path):
     for changes, message in (
         ({"fps": 0.0}, "fps=0"),
+        ({"fps": 1e30}, "fps=1e\\+30 must be above 0 and at most 1000"),
+        ({"fps": float("nan")}, "fps=nan"),
         ({"height": -16}, "height=-16"),
+        ({"width": 16 * 10**9}, "width=16000000000 must be above 0 and at most 8192"),
         ({"min_seconds": 3.0, "max_seconds": 2.0}, "min_seconds <= max_seconds"),
     ):
         with pytest.raises(VidgenError, match=message):

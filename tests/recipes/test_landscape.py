@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
         "latent_frames=27",
         *world,
     )
-    nested = tuple(f"latents.{item}" for item in latents)
+    nested = tuple(f"latents.{item}" for item in latents[:3])
 
     def steps(name, role, count):
         return (
@@ -45,7 +45,14 @@ def runs(tmp_path_factory):
     landscape.encode_latents("landscape/tiny_latents", list(latents))
     landscape.train_vae(
         "landscape/tiny_vae",
-        [*steps("vae", "vae", 1), *nested, "model.base_dim=4", "num_scenes=2", "clips_per_scene=1", "crop=[5,16,16]"],
+        [
+            *steps("vae", "vae", 1),
+            f"latents={root}/latents",
+            "model.base_dim=4",
+            "num_scenes=2",
+            "clips_per_scene=1",
+            "crop=[5,16,16]",
+        ],
     )
     landscape.train_text_encoder(
         "landscape/tiny_text_encoder", [*steps("text_encoder", "text_encoder", 1), "model.d_model=16", "model.d_ff=16"]
@@ -128,9 +135,7 @@ def test_the_second_diffusion_stage_goes_on_from_the_first(runs):
 
 
 def test_a_traveller_weighs_more_where_it_is_and_nowhere_else(runs):
-    config = landscape.LatentsRecipe(
-        f"{runs}/latents", WorldConfig(32, 48), num_scenes=2, num_validation_scenes=1, latent_frames=27
-    )
+    config = landscape.EncodedScenes(f"{runs}/latents", num_scenes=2, num_validation_scenes=1)
     tokenizer = AutoTokenizer.from_pretrained(runs / "text_encoder" / "weights" / "tokenizer")
     data = landscape.LatentScenes(config, "train", tokenizer, SlowFastMemoryConfig(), traveller_weight=5.0)
     world = WorldConfig().build()
@@ -146,9 +151,7 @@ def test_a_traveller_weighs_more_where_it_is_and_nowhere_else(runs):
 
 
 def test_single_chunks_are_neighbouring_frames_of_any_moment(runs):
-    config = landscape.LatentsRecipe(
-        f"{runs}/latents", WorldConfig(32, 48), num_scenes=2, num_validation_scenes=1, latent_frames=27
-    )
+    config = landscape.EncodedScenes(f"{runs}/latents", num_scenes=2, num_validation_scenes=1)
     tokenizer = AutoTokenizer.from_pretrained(runs / "text_encoder" / "weights" / "tokenizer")
     data = landscape.LatentScenes(config, "train", tokenizer, SlowFastMemoryConfig(), single_chunks=True)
     latents = data.batch(0, 0, 1, 40)["latents"]
@@ -188,6 +191,43 @@ def test_latents_of_another_space_are_not_mixed_with_those_that_are_there(runs):
     for change in ("whitening=0.25", "channels=16", "latent_frames=30", "world.fps=10"):
         with pytest.raises(ConfigError, match="use another output_dir"):
             landscape.encode_latents("landscape/tiny_latents", [f"output_dir={runs}/latents", *sizes, change])
+
+
+def test_latents_that_could_not_be_made_bind_nothing(tmp_path, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(landscape, "render_clips", stop)
+    for channels in (16, 32):  # of the second call, too, rendering is as far as it comes
+        with pytest.raises(KeyboardInterrupt):
+            landscape.encode_latents("landscape/tiny_latents", [f"output_dir={tmp_path}", f"channels={channels}"])
+
+
+def test_scenes_that_were_not_encoded_are_named(runs):
+    with pytest.raises(ConfigError, match=r"scene_2\.safetensors does not exist; .* the recipe landscape_latents"):
+        landscape.load_scenes(landscape.EncodedScenes(f"{runs}/latents", num_scenes=3), "train")
+
+
+def test_weights_of_a_text_encoder_always_come_with_their_tokenizer(runs, monkeypatch):
+    settings = [
+        f"train.output_dir={runs}/stopped",
+        "train.max_steps=9",
+        "train.checkpoint_every=1",
+        "train.batch_size=2",
+    ]
+
+    def interrupt(captions, step, *arguments):
+        if step == 2:
+            raise KeyboardInterrupt
+        return batch(captions, step, *arguments)
+
+    batch = landscape.Captions.batch
+    monkeypatch.setattr(landscape.Captions, "batch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        landscape.train_text_encoder(
+            "landscape/tiny_text_encoder", [*settings, "model.d_model=16", "model.d_ff=16", "train.validate_every=0"]
+        )
+    landscape.load_text_encoder(f"{runs}/stopped/weights")
 
 
 def test_every_value_of_every_attribute_is_rendered_equally_often():

@@ -23,8 +23,8 @@ CLIP_FRAMES = 4 * 42 - 3
 
 
 @pytest.fixture(scope="module")
-def data(tiny_model_folder, tmp_path_factory) -> list[str]:
-    """What `vidgen data` makes of a folder of videos and a file of prompts, as overrides of the configs."""
+def data(tiny_model_folder, tmp_path_factory) -> Path:
+    """What `vidgen data` makes of a folder of videos and a file of prompts: `clips` and `prompts`."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "videos").mkdir()
     captions = []
@@ -38,7 +38,7 @@ def data(tiny_model_folder, tmp_path_factory) -> list[str]:
     settings = LatentEncoding(min_seconds=10.0, max_seconds=20.0, device="cpu")
     encode_videos(folder / "videos", folder / "captions.jsonl", tiny_model_folder, folder / "clips", settings)
     encode_prompts(folder / "prompts.txt", tiny_model_folder, folder / "prompts", device="cpu")
-    return [f"data.folders.videos={folder}/clips", f"data.folders.prompts={folder}/prompts"]
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,8 @@ def stages(data, tiny_model_folder, run_two_processes, tmp_path_factory) -> Path
     def train(stage: str, *overrides: str) -> None:
         script = TRAINING / f"context_forcing_{stage}.py"
         # One optimizer step of a student is the fifth of the config's cadence; two are enough to be resumed between.
-        shared = ("train.checkpoint_every=1", "train.log_every=1", *data, *overrides)
+        source = f"data.folders.videos={data}/clips" if stage == "teacher" else f"data.folders.prompts={data}/prompts"
+        shared = ("train.checkpoint_every=1", "train.log_every=1", source, *overrides)
         for name, steps in (("whole", (2,)), ("parts", (1, 2))):
             for last in steps:
                 run = (f"train.output_dir={root}/{stage}_{name}", f"train.max_steps={last}")

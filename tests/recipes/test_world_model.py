@@ -146,6 +146,34 @@ def test_a_longer_run_resumes(runs: Path):
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
+@pytest.mark.slow
+def test_of_two_processes_one_writes_the_code_and_both_train_towards_it(runs: Path, run_two_processes, tmp_path: Path):
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, sys; from vidgen.recipes import world_model; from vidgen.train.block_code import BlockCode\n"
+        "save, rank = BlockCode.save, os.environ['RANK']\n"
+        "BlockCode.save = lambda code, path: (print(f'code by {rank};'), save(code, path))\n"
+        "write = world_model.write_controls\n"
+        "world_model.write_controls = lambda *given: (print(f'controls by {rank};'), write(*given))\n"
+        "world_model.train_frame_autoencoder('live/vizdoom64_autoencoder', sys.argv[1].split('|'))\n"
+        "world_model.train_world_model('live/vizdoom64_df', sys.argv[2].split('|'))\n"
+    )
+    toy = (
+        f"episodes={runs}/episodes", f"train.output_dir={tmp_path}/vae", "train.max_steps=1", "code_frames=20",
+        "train.optimizers.vae.schedule_by=steps", "model.block_out_channels=[4,4]", "model.latent_channels=4",
+        "model.down_block_types=[DownEncoderBlock2D,DownEncoderBlock2D]", "model.norm_num_groups=2",
+        "model.up_block_types=[UpDecoderBlock2D,UpDecoderBlock2D]",
+    )  # fmt: skip
+    world = (
+        *NETWORK, BY_STEPS, f"episodes.root={runs}/episodes", f"episodes.code={tmp_path}/vae/code.safetensors",
+        "compile=false", "units=[0.12]", "validation_windows=0", "train.max_steps=1",
+        f"train.output_dir={tmp_path}/df",
+    )  # fmt: skip
+    output = run_two_processes(script, "|".join([*SHORT, *toy]), "|".join([*SHORT, *world]))
+    assert output.count("code by 0;") == output.count("controls by 0;") == 1 and " by 1;" not in output
+    assert not (tmp_path / "vae" / "run.lock").exists()
+
+
 def test_windows_hold_the_code_of_the_recorded_frames(runs: Path):
     code = BlockCode.load(runs / "autoencoder/code.safetensors")
     episodes = EpisodeDataset(runs / "episodes", window=4, num_sparse=1)
@@ -198,12 +226,12 @@ def test_latents_are_shifted_and_scaled_means_and_come_back():
         ("objective=lives", "did you mean 'live'"),
         ("pretrained=somewhere", "either `new` or `pretrained`"),
         ("episodes.vae=somewhere", "exactly one of code, vae"),
-        ("episodes.code=nowhere.safetensors", "run the recipe frame_autoencoder first"),
+        ("episodes.code=nowhere.safetensors", "nowhere.safetensors does not exist; .* the recipe frame_autoencoder"),
     ],
 )
-def test_wrong_settings_are_named(override: str, message: str):
+def test_wrong_settings_are_named(override: str, message: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=message):
-        world_model.train_world_model("live/vizdoom64_df", [override])
+        world_model.train_world_model("live/vizdoom64_df", [override, f"train.output_dir={tmp_path}"])
 
 
 RECIPES = {

@@ -5,7 +5,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from vidgen.runtime.checkpoint import load_safetensors
-from vidgen.runtime.config import load_config
+from vidgen.runtime.config import load_config, to_yaml
 from vidgen.runtime.errors import CheckpointError, ConfigError, TrainingError
-from vidgen.train import OptimizerConfig, StepOutput, TrainConfig, TrainingMethod, fit
+from vidgen.train import OptimizerConfig, StepOutput, TrainConfig, TrainingMethod, fit, fit_recipe
 from vidgen.train.batches import BatchView
+from vidgen.train.config import MAY_CHANGE
 
 
 class Student(nn.Module):
@@ -269,6 +273,155 @@ def test_resume_off_refuses_an_occupied_folder(tmp_path):
         fit(Regression(), Samples(), model_config(tmp_path, resume=False))
 
 
+# --- one run per folder ---------------------------------------------------------------------------------------------
+
+OTHER_SETTINGS = {
+    "optimizers": {"model": OptimizerConfig(lr=2e-2)},
+    "batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "mixed_precision": "bf16",
+    "fsdp": True,
+    "max_grad_norm": None,
+    "ema_decay": 0.5,
+    "ema_start": 1,
+    "seed": 1,
+    "max_steps": 5,
+    "max_minutes": 1.0,
+    "checkpoint_every": 3,
+    "keep_checkpoints": 1,
+    "log_every": 2,
+    "validate_every": 1,
+    "num_workers": 1,
+    "trackers": ("tensorboard",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    train: TrainConfig
+    width: int = 6
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def build(self):
+        return Regression(), Samples()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "name", sorted({field.name for field in dataclasses.fields(TrainConfig)} - {"output_dir", "resume"})
+)
+def test_a_setting_that_makes_another_run_is_refused_and_any_other_accepted(tmp_path, name):
+    fit(Regression(), Samples(), model_config(tmp_path))
+    before = contents(tmp_path)
+    changed = model_config(tmp_path, **{name: OTHER_SETTINGS[name]})
+    if name in MAY_CHANGE:
+        assert fit(Regression(), Samples(), changed).step == (5 if name == "max_steps" else 4)
+        assert load_config(TrainConfig, tmp_path / "config.yaml") == changed
+    else:
+        key = "optimizers.model.lr: 0.01 -> 0.02" if name == "optimizers" else f"{name}: .* -> "
+        with pytest.raises(TrainingError, match=rf"other settings \(stored -> given\): {key}"):
+            fit(Regression(), Samples(), changed)
+        assert contents(tmp_path) == before
+
+
+def test_all_settings_of_a_recipe_are_stored_and_guarded_before_anything_is_built(tmp_path):
+    recipe = Recipe(model_config(tmp_path), model={"layers": 2})
+    fit_recipe(recipe, Recipe.build)
+    assert load_config(Recipe, tmp_path / "config.yaml") == recipe
+    before = contents(tmp_path)
+
+    def build(recipe):
+        raise AssertionError("built")
+
+    other = Recipe(model_config(tmp_path, seed=2, log_every=3), width=7, model={"heads": 3})
+    with pytest.raises(TrainingError) as error:
+        fit_recipe(other, build)
+    told = "train.seed: 0 -> 2; width: 6 -> 7; model.layers: 2 -> (absent); model.heads: (absent) -> 3."
+    assert told in str(error.value)
+    assert contents(tmp_path) == before
+
+
+def test_a_moved_run_goes_on(tmp_path):
+    fit(Regression(), Samples(), model_config(tmp_path / "a"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert fit(Regression(), Samples(), model_config(tmp_path / "b", max_steps=6)).step == 6
+
+
+def test_a_run_without_a_checkpoint_binds_nothing(tmp_path):
+    data = Samples()
+    data.stop_after, data.action = 2, crash
+    with pytest.raises(Crash):
+        fit(Regression(), data, model_config(tmp_path))
+    fit(Regression(), Samples(), model_config(tmp_path, seed=1))
+    assert load_config(TrainConfig, tmp_path / "config.yaml").seed == 1
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "binary"])
+def test_checkpoints_of_unknown_settings_are_refused(tmp_path, damage):
+    fit(Regression(), Samples(), model_config(tmp_path))
+    path = tmp_path / "config.yaml"
+    if damage == "absent":
+        path.unlink()
+    else:
+        path.write_bytes(b"seed: [1" if damage == "cut" else b"\xff\xfe")
+    with pytest.raises(
+        TrainingError, match="config.yaml is missing or damaged.*put it back or use another output_dir"
+    ):
+        fit(Regression(), Samples(), model_config(tmp_path))
+
+
+def test_a_second_training_in_the_folder_is_refused_while_the_first_runs(tmp_path):
+    refused = []
+
+    def intrude():
+        with pytest.raises(TrainingError, match="another training is using"):
+            fit(Regression(), Samples(), model_config(tmp_path))
+        refused.append(True)
+
+    data = Samples()
+    data.stop_after, data.action = 2, intrude
+    fit(Regression(), data, model_config(tmp_path))
+    assert refused
+    assert not (tmp_path / "run.lock").exists()
+
+
+def test_a_killed_training_leaves_its_folder_free(tmp_path):
+    script = (
+        "import sys; from test_loop import model_config; from vidgen.train.journal import claim_run\n"
+        "config = model_config(sys.argv[1])\n"
+        "with claim_run(config, config): print('claimed', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    # Started here: `-c` looks for modules in the working folder.
+    holder = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+    )
+    try:
+        assert holder.stdout.readline() == "claimed\n"
+        with pytest.raises(TrainingError, match="another training is using"):
+            fit(Regression(), Samples(), model_config(tmp_path))
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert fit(Regression(), Samples(), model_config(tmp_path)).step == 4
+
+
+def test_a_folder_that_cannot_be_one_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("file", "x" * 300):
+        with pytest.raises(TrainingError, match=f"cannot use .*{name}: .*; use another output_dir"):
+            fit(Regression(), Samples(), model_config(tmp_path / name))
+
+
+def test_a_result_reads_as_a_sentence(tmp_path):
+    result = str(fit(Regression(), Samples(), model_config(tmp_path)))
+    assert result.startswith(f"{tmp_path}: 4 steps and 4 samples in 0.")
+    assert result.endswith(f"minutes, ended by max_steps; weights in {tmp_path}/weights")
+
+
 # --- damaged or foreign checkpoints ---------------------------------------------------------------------------------
 
 
@@ -303,17 +456,20 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 
 def test_averages_cannot_appear_from_nothing(tmp_path):
     fit(Regression(), Samples(), model_config(tmp_path))
+    config = model_config(tmp_path, ema_decay=0.9)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))  # the settings alone would be refused already
     with pytest.raises(CheckpointError, match="holds no averaged weights"):
-        fit(Regression(), Samples(), model_config(tmp_path, ema_decay=0.9))
+        fit(Regression(), Samples(), config)
 
 
 def test_another_optimizer_kind_is_refused(tmp_path, straight):
     _, _, folder = straight
     shutil.copytree(folder, tmp_path / "run")
     config = game_config(tmp_path / "run", max_steps=12)
-    optimizers = {**config.optimizers, "student": OptimizerConfig()}
+    config = dataclasses.replace(config, optimizers={**config.optimizers, "student": OptimizerConfig()})
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(CheckpointError, match="was its kind changed"):
-        fit(Game(), Samples(), dataclasses.replace(config, optimizers=optimizers))
+        fit(Game(), Samples(), config)
 
 
 # --- stopping -------------------------------------------------------------------------------------------------------
@@ -349,7 +505,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(tmp_pat
     data = Samples()
     data.stop_after, data.action = 4 * 6 + 1, lambda: os.kill(os.getpid(), number)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match="stopped at step 7; call fit again to resume"):
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 7, saved in .*run"):
         fit(Game(), data, game_config(tmp_path / "run"))
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
     assert (tmp_path / "run" / "step_000007").is_dir()

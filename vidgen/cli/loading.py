@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from vidgen.runtime.assets import is_hub_id
 from vidgen.runtime.errors import VidgenError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def load_pipeline(
     from vidgen.runtime.device import return_freed_memory, select_device, select_dtype, set_threads
 
     folder = str(model)
-    on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", folder) is not None and not Path(folder).exists()
+    on_hub = is_hub_id(folder)
     if not on_hub and not Path(folder, "model_index.json").is_file():
         what = "a pipeline folder: it has no model_index.json" if Path(folder).is_dir() else "a folder"
         raise typer.BadParameter(f"--model {folder} is not {what}")

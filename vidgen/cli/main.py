@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 import vidgen
 from vidgen.cli.convert import app as convert_app
 from vidgen.cli.data import app as data_app
+from vidgen.cli.demo import demo
 from vidgen.cli.doctor import doctor
 from vidgen.cli.generate import generate
 from vidgen.cli.train import train
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command(context_settings={"allow_extra_args": False})(train)
 app.command()(doctor)
+app.command()(demo)
 app.add_typer(convert_app, name="convert")
 app.add_typer(data_app, name="data")
 app.add_typer(world_app, name="world")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import shlex
+import sys
 from typing import Annotated
 
 import typer
+
+INTERRUPTED = 130
 
 # Recipe -> the function "module:name", which takes (config, list of key=value), and the config it uses unless told.
 RECIPES = {
@@ -49,5 +53,10 @@ def train(
             raise typer.BadParameter(f"{override!r} is not KEY=VALUE, such as train.max_steps=100")
     target, default_config = RECIPES[recipe]
     module, _, function = target.partition(":")
-    result = getattr(importlib.import_module(module), function)(config or default_config, list(overrides or ()))
+    try:
+        result = getattr(importlib.import_module(module), function)(config or default_config, list(overrides or ()))
+    except KeyboardInterrupt as stop:
+        again = ["vidgen", "train", recipe, *(overrides or ()), *(["--config", config] if config else [])]
+        print(f"{str(stop) or 'stopped'}; go on with: {shlex.join(again)}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from stop
     print(result)

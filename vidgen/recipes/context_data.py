@@ -1,11 +1,13 @@
 """What the stages of Context Forcing train on: videos for the teacher, conditions alone for rollouts.
 
-Three sources: a toy world of codes, LandscapeWorld (encoded by the recipe landscape_latents), and folders written by
-`vidgen data`. All are objects with `batch(step, rank, world_size, batch_size)`, as `fit` asks for them.
+Three sources of either: a toy world of codes, LandscapeWorld (its videos encoded by the recipe landscape_latents), and
+folders written by `vidgen data`. All are objects with `batch(step, rank, world_size, batch_size)`, as `fit` asks for
+them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from vidgen.data import LatentVideoDataset, PromptDataset
 from vidgen.forcing.layouts import Layout, sample_context_layout
 from vidgen.memory import SlowFastMemoryConfig
-from vidgen.recipes.landscape import LatentsRecipe, load_scenes, make_scene, pixel_frame, tokenize
+from vidgen.recipes.landscape import EncodedScenes, load_scenes, make_scene, pixel_frame, tokenize
 from vidgen.runtime.device import derive_seed, generator_for
 from vidgen.runtime.errors import ConfigError
-from vidgen.worlds import caption
+from vidgen.worlds import LandscapeWorld, caption
 from vidgen.worlds.code_worlds import PanoramaWorld, RoomsWorld
 
 # The toy worlds have no text; a transformer wants an embedding of some width all the same.
@@ -109,18 +111,14 @@ class ContextLayouts:
 
 
 @dataclass(frozen=True)
-class CodeWorldData:
-    """Videos of [`RoomsWorld`] or [`PanoramaWorld`], drawn anew for every batch.
+class CodeWorld:
+    """[`RoomsWorld`] or [`PanoramaWorld`], whose videos are drawn anew for every batch.
 
     Attributes:
         world: `"rooms"` or `"panorama"`.
-        frames: latent frames of the videos the teacher learns from.
-        context: context of the teacher.
     """
 
     world: str = "rooms"
-    frames: int = 96
-    context: ContextRange = field(default_factory=ContextRange)
 
     def __post_init__(self) -> None:
         if self.world not in ("rooms", "panorama"):
@@ -128,6 +126,19 @@ class CodeWorldData:
 
     def build(self) -> RoomsWorld | PanoramaWorld:
         return RoomsWorld() if self.world == "rooms" else PanoramaWorld()
+
+
+@dataclass(frozen=True)
+class CodeWorldData(CodeWorld):
+    """Videos of a toy world for the teacher.
+
+    Attributes:
+        frames: latent frames of a video.
+        context: context of the teacher.
+    """
+
+    frames: int = 96
+    context: ContextRange = field(default_factory=ContextRange)
 
 
 class CodeLayouts:
@@ -158,7 +169,7 @@ class CodeLayouts:
 class CodeRollouts:
     """Conditions of fresh toy videos; no latents."""
 
-    def __init__(self, data: CodeWorldData, frames: int, seed: int) -> None:
+    def __init__(self, data: CodeWorld, frames: int, seed: int) -> None:
         self.world, self.frames, self.seed = data.build(), frames, seed
 
     def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
@@ -174,20 +185,33 @@ class CodeRollouts:
 
 @dataclass(frozen=True)
 class LandscapeData:
-    """Encoded scenes of LandscapeWorld.
+    """Encoded scenes of LandscapeWorld for the teacher.
 
     Attributes:
-        latents: how they were encoded.
+        latents: encoded scenes.
         text_encoder: weights folder of the recipe landscape_text_encoder.
         context: context of the teacher.
+    """
+
+    latents: EncodedScenes
+    text_encoder: str
+    context: ContextRange = field(default_factory=lambda: ContextRange(0, 24))
+
+
+@dataclass(frozen=True)
+class LandscapePrompts:
+    """Captions of fresh scenes of LandscapeWorld for rollouts.
+
+    Attributes:
+        text_encoder: weights folder of the recipe landscape_text_encoder.
+        fps: frames per second of the scenes.
         single_prompt: whether a rollout keeps its first prompt; for targets of several chunks, which are scored under
             one prompt.
     """
 
-    latents: LatentsRecipe
     text_encoder: str
+    fps: int = 12
     single_prompt: bool = False
-    context: ContextRange = field(default_factory=lambda: ContextRange(0, 24))
 
 
 def landscape_layouts(
@@ -219,11 +243,11 @@ class LandscapeRollouts:
     """Prompt plans of fresh scenes: one wording per scene, one prompt per camera move."""
 
     def __init__(
-        self, data: LandscapeData, tokenizer: PreTrainedTokenizerFast, frames: int, chunk: int, seed: int
+        self, data: LandscapePrompts, tokenizer: PreTrainedTokenizerFast, frames: int, chunk: int, seed: int
     ) -> None:
-        self.world, self.tokenizer, self.seed = data.latents.world.build(), tokenizer, seed
+        self.world, self.tokenizer, self.seed = LandscapeWorld(fps=data.fps), tokenizer, seed
         self.chunks, self.chunk = frames // chunk, chunk
-        self.seconds = (4 * frames - 3) / data.latents.world.fps
+        self.seconds = (4 * frames - 3) / data.fps
         self.single_prompt = data.single_prompt
 
     def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
@@ -251,17 +275,32 @@ class LandscapeRollouts:
 
 @dataclass(frozen=True)
 class FolderData:
-    """Data prepared by `vidgen data`.
+    """Videos for the teacher.
 
     Attributes:
-        videos: folder of `vidgen data encode-latents`, for the teacher.
-        prompts: folder of `vidgen data prompts`, for rollouts.
+        videos: folder of `vidgen data encode-latents`.
         context: context of the teacher; 5 to 20 s are 7 to 27 chunks of three latent frames at 16 frames/s.
     """
 
-    videos: str = ""
-    prompts: str = ""
+    videos: str
     context: ContextRange = field(default_factory=lambda: ContextRange(7, 27))
+
+
+@dataclass(frozen=True)
+class FolderPrompts:
+    """Prompts for rollouts.
+
+    Attributes:
+        prompts: folder of `vidgen data prompts`.
+        chunk_seconds: seconds per chunk, for timed prompt plans.
+    """
+
+    prompts: str
+    chunk_seconds: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not 0 < self.chunk_seconds < math.inf:
+            raise ConfigError(f"chunk_seconds={self.chunk_seconds}; it must be positive and finite.")
 
 
 def folder_layouts(
@@ -279,6 +318,6 @@ def folder_layouts(
     return ContextLayouts(read, frames, memory, data.context, target_frames, chunk, seed)
 
 
-def folder_rollouts(data: FolderData, frames: int, chunk: int, chunk_seconds: float) -> PromptDataset:
+def folder_rollouts(data: FolderPrompts, frames: int, chunk: int) -> PromptDataset:
     """Prompts for rollouts of `frames` latent frames."""
-    return PromptDataset(data.prompts, num_chunks=frames // chunk, chunk_seconds=chunk_seconds)
+    return PromptDataset(data.prompts, num_chunks=frames // chunk, chunk_seconds=data.chunk_seconds)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from vidgen.data.prompt_dataset import PROMPT_INDEX
 from vidgen.models.streaming_vae import FRAMES_PER_GROUP, StreamingVAEEncoder
 from vidgen.pipelines import ContextForcingPipeline, PromptPlan
 from vidgen.pipelines.request import check_size
+from vidgen.runtime.assets import is_hub_id
 from vidgen.runtime.checkpoint import atomic_write, file_checksum, save_safetensors
 from vidgen.runtime.device import select_device, select_dtype, set_threads
 from vidgen.runtime.errors import VidgenError
@@ -35,6 +35,8 @@ SETTINGS_FILE = "settings.json"
 PLANS_PER_SHARD = 1024
 TEXT_BATCH_SIZE = 16
 MAX_LINES_SHOWN = 10
+# Larger than any video; whatever is larger still is a slip that would end in the middle of the work, out of memory.
+MAX_SIZE, MAX_FPS = 8192, 1000
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ class LatentEncoding:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("height", "width", "fps"):
+        for name, most in (("height", MAX_SIZE), ("width", MAX_SIZE), ("fps", MAX_FPS)):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise VidgenError(f"{name}={value} must be above 0.")
+            if value is not None and not 0 < value <= most:
+                raise VidgenError(f"{name}={value} must be above 0 and at most {most}.")
         if not 0 <= self.min_seconds <= self.max_seconds < math.inf:
             raise VidgenError(
                 f"min_seconds={self.min_seconds}, max_seconds={self.max_seconds}; "
@@ -138,7 +140,7 @@ def encode_videos(
         "min_seconds": config.min_seconds,
         "max_seconds": config.max_seconds,
     }
-    _claim_folder(output, settings)
+    _check_folder(output, settings)
 
     clips, too_short, broken, encoded = [], [], [], 0
     for number, video, caption in tqdm(entries, desc="encoding clips", unit="clip"):
@@ -146,7 +148,7 @@ def encode_videos(
         frames = _finished_frames(output / file, caption)
         if frames is None:
             try:
-                frames = _encode_clip(pipe, videos, video, caption, output / file, settings)
+                frames = _encode_clip(pipe, videos, video, caption, output, file, settings)
             except VideoDecodeError as error:
                 tqdm.write(f"broken video, {captions} line {number}: {error}", file=sys.stderr)
                 broken.append(video)
@@ -212,8 +214,8 @@ def nearest_frames(num_frames: int, source_fps: float, fps: float) -> np.ndarray
         int64, indices of source frames, as many as the source lasts.
     """
     ratio = source_fps / fps
-    nearest = np.floor(np.arange(math.ceil(num_frames / ratio) + 1) * ratio + 0.5).astype(np.int64)
-    return nearest[nearest < num_frames]
+    nearest = np.floor(np.arange(math.ceil(num_frames / ratio) + 1) * ratio + 0.5)
+    return nearest[nearest < num_frames].astype(np.int64)
 
 
 def fit_pixels(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -239,7 +241,13 @@ def fit_pixels(frames: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 def _encode_clip(
-    pipe: ContextForcingPipeline, videos: Path, video: str, caption: str, path: Path, settings: dict[str, Any]
+    pipe: ContextForcingPipeline,
+    videos: Path,
+    video: str,
+    caption: str,
+    output: Path,
+    file: str,
+    settings: dict[str, Any],
 ) -> int:
     """Writes one clip; returns its latent frames, 0 (and no file) for a video that is too short."""
     fps, chunk = settings["fps"], settings["chunk"]
@@ -248,9 +256,9 @@ def _encode_clip(
             raise VideoDecodeError(f"{reader.path} names no frame rate.")
         if len(reader) / reader.fps < settings["min_seconds"]:
             return 0
+        indices = nearest_frames(len(reader), reader.fps, fps)
         # A hair more, because 0.1 * 30 is not 3.
-        most = int(settings["max_seconds"] * fps + 1e-6)
-        indices = nearest_frames(len(reader), reader.fps, fps)[:most]
+        indices = indices[: int(min(settings["max_seconds"] * fps, len(indices)) + 1e-6)]
         num_latents = (len(indices) - 1) // FRAMES_PER_GROUP + 1
         num_latents -= num_latents % chunk
         if not num_latents:
@@ -258,8 +266,16 @@ def _encode_clip(
         indices = indices[: (num_latents - 1) * FRAMES_PER_GROUP + 1]
         encoder, latents = StreamingVAEEncoder(pipe.vae), []
         for frames in _read_groups(reader, indices):
-            pixels = fit_pixels(torch.from_numpy(frames).to(pipe.device), settings["height"], settings["width"])
-            latents.append(encoder.encode(pixels)[0].half().cpu())
+            try:
+                pixels = fit_pixels(torch.from_numpy(frames).to(pipe.device), settings["height"], settings["width"])
+                latents.append(encoder.encode(pixels)[0].half().cpu())
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                raise VidgenError(
+                    f"frames of {settings['width']}x{settings['height']} pixels do not fit into the memory of "
+                    f"{pipe.device}; ask for a smaller height and width."
+                ) from error
     latents = torch.cat(latents, dim=1)
     if not torch.isfinite(latents).all():
         raise VidgenError(
@@ -267,8 +283,14 @@ def _encode_clip(
         )
     embeds, _ = pipe.encode_prompt(caption, do_classifier_free_guidance=False)
     metadata = {"source": video, "seconds": f"{len(indices) / fps:.3f}", "caption": caption}
-    save_safetensors({"latents": latents, "prompt_embeds": embeds[0]}, path, metadata)
+    _claim_folder(output, settings)
+    save_safetensors({"latents": latents, "prompt_embeds": embeds[0]}, output / file, metadata)
     return num_latents
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # On CPUs torch has no class of its own for it.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _read_groups(reader: VideoReader, indices: np.ndarray) -> Iterator[np.ndarray]:
@@ -333,7 +355,7 @@ def encode_prompts(
         "num_plans": len(plans),
         "prompts_crc32": file_checksum(prompts),
     }
-    _claim_folder(output, settings)
+    _check_folder(output, settings)
 
     shards, encoded = [], 0
     with tqdm(total=len(plans), desc="encoding prompts", unit="prompt") as progress:
@@ -341,7 +363,9 @@ def encode_prompts(
             part = plans[first : first + PLANS_PER_SHARD]
             file = f"prompts_{first // PLANS_PER_SHARD:05d}.safetensors"
             if not (output / file).is_file():
-                save_safetensors(_encode_shard(pipe, part, progress), output / file)
+                shard = _encode_shard(pipe, part, progress)
+                _claim_folder(output, settings)
+                save_safetensors(shard, output / file)
                 encoded += len(part)
             shards.append({"file": file, "plans": len(part)})
             progress.update(first + len(part) - progress.n)
@@ -392,8 +416,7 @@ def _encode_shard(pipe: ContextForcingPipeline, plans: list[PromptPlan], progres
 
 
 def _load_pipeline(model: str, device: str | None, dtype: str | None) -> ContextForcingPipeline:
-    on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model) is not None and not Path(model).exists()
-    if not on_hub and not Path(model, "model_index.json").is_file():
+    if not is_hub_id(model) and not Path(model, "model_index.json").is_file():
         raise VidgenError(f"model {model!r} is not a pipeline folder: it has no model_index.json.")
     torch_device = select_device(device)
     set_threads()
@@ -411,13 +434,22 @@ def _text_settings(pipe: ContextForcingPipeline, model: str) -> dict[str, Any]:
 
 
 def _claim_folder(folder: Path, settings: dict[str, Any]) -> None:
-    """Makes a dataset's folder, or makes sure that it was begun with the same settings."""
+    """Binds a dataset's folder to its settings, which is due when there is something to store and not before."""
+    _check_folder(folder, settings)
+    if not (folder / SETTINGS_FILE).is_file():
+        _write_json(folder / SETTINGS_FILE, settings)
+
+
+def _check_folder(folder: Path, settings: dict[str, Any]) -> None:
+    """Makes sure that a dataset's folder is free, or was begun with the same settings."""
     path = folder / SETTINGS_FILE
-    if not path.is_file():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise DatasetError(f"{folder} holds something else; choose another folder.")
-        _write_json(path, settings)
-        return
+    try:
+        if not path.is_file():
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise DatasetError(f"{folder} holds something else; choose another folder.")
+            return
+    except OSError as error:
+        raise DatasetError(f"cannot use the folder {folder}: {error.strerror}; choose another one.") from error
     try:
         begun = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -434,9 +466,13 @@ def _parse_lines(path: Path, parse: Callable[[str, int], Any]) -> list[Any]:
     """Applies `parse(line, number)` to every line that is not blank, and reports all lines it refuses at once."""
     if not path.is_file():
         raise DatasetError(f"{path} is not a file.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
     parsed, errors = [], []
     # Not splitlines: it also splits at separators that JSON allows inside of strings.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from vidgen.forcing.layouts import Layout, sample_layout
 from vidgen.memory import SlowFastMemoryConfig
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.pipelines import ContextForcingPipeline
+from vidgen.recipes.command_line import require_parts, training_recipe
 from vidgen.recipes.model_card import parameter_counts, run_table
 from vidgen.runtime.checkpoint import atomic_directory, atomic_write, load_safetensors, save_safetensors
 from vidgen.runtime.config import load_config
 from vidgen.runtime.device import derive_seed, generator_for, set_threads
 from vidgen.runtime.errors import ConfigError
 from vidgen.schedulers import FlowConsistencyScheduler
-from vidgen.train import TrainConfig, TrainResult, fit
+from vidgen.train import TrainConfig, TrainingMethod
 from vidgen.train.autoencoder import AutoencoderConfig, AutoencoderMethod, to_model_pixels
 from vidgen.train.block_code import BlockCode
 from vidgen.train.caption_encoder import CaptionEncoderMethod
@@ -51,6 +53,8 @@ ATTRIBUTES = {"biome": BIOMES, "time_of_day": TIMES, "weather": WEATHERS, "trave
 
 # Scene seeds are split by purpose, so that no held-out scene is ever trained on.
 TRAIN_SEEDS, VALIDATION_SEEDS = 0, 1_000_000
+
+SETTINGS_NAME, CODE_NAME, LATENTS_NAME = "settings.json", "code.safetensors", "latents.json"
 
 
 @dataclass(frozen=True)
@@ -81,35 +85,23 @@ def make_scene(world: LandscapeWorld, index: int, seconds: float) -> LandscapeSc
 
 
 @dataclass(frozen=True)
-class LatentsRecipe:
-    """The latent space and whole scenes in it.
+class EncodedScenes:
+    """Scenes encoded by the recipe landscape_latents, in the world and the latent space that its folder names.
 
     Attributes:
-        output_dir: where the code and the latents go.
-        world: rendered data.
-        channels: channels of a latent.
-        whitening: how evenly its components weigh; see [`BlockCode`].
+        output_dir: folder of the code and the latents.
         num_scenes: training scenes.
         num_validation_scenes: held-out scenes.
-        latent_frames: latent frames per scene, a multiple of the chunk.
     """
 
     output_dir: str
-    world: WorldConfig = field(default_factory=WorldConfig)
-    channels: int = 32
-    whitening: float = 0.5
     num_scenes: int = 480
     num_validation_scenes: int = 16
-    latent_frames: int = 75
 
-    @property
-    def seconds(self) -> float:
-        """Length of a scene: the first latent frame is one picture, every other one is four."""
-        return (4 * self.latent_frames - 3) / self.world.fps
-
-    @property
-    def code_path(self) -> Path:
-        return Path(self.output_dir) / "code.safetensors"
+    def __post_init__(self) -> None:
+        for name in ("num_scenes", "num_validation_scenes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}; it must be 1 or more.")
 
     def scene_indices(self, split: str) -> range:
         first, count = {
@@ -117,6 +109,33 @@ class LatentsRecipe:
             "validation": (VALIDATION_SEEDS, self.num_validation_scenes),
         }[split]
         return range(first, first + count)
+
+
+@dataclass(frozen=True)
+class LatentsRecipe(EncodedScenes):
+    """The latent space and whole scenes in it.
+
+    Attributes:
+        world: rendered data.
+        channels: channels of a latent.
+        whitening: how evenly its components weigh; see [`BlockCode`].
+        latent_frames: latent frames per scene, a multiple of the chunk.
+    """
+
+    world: WorldConfig = field(default_factory=WorldConfig)
+    channels: int = 32
+    whitening: float = 0.5
+    latent_frames: int = 75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.latent_frames < 1:
+            raise ConfigError(f"latent_frames={self.latent_frames}; it must be 1 or more.")
+
+    @property
+    def seconds(self) -> float:
+        """Length of a scene: the first latent frame is one picture, every other one is four."""
+        return (4 * self.latent_frames - 3) / self.world.fps
 
 
 @torch.no_grad()
@@ -138,18 +157,19 @@ def encode_latents(source: str | None, overrides: list[str]) -> Path:
     # Scenes that are there already are kept, so they have to be in the very same latent space.
     settings = {"world": asdict(config.world), "channels": config.channels, "whitening": config.whitening}
     settings = json.loads(json.dumps({**settings, "latent_frames": config.latent_frames}))
-    settings_path = output_dir / "settings.json"
+    settings_path, code_path = output_dir / SETTINGS_NAME, output_dir / CODE_NAME
     if settings_path.exists() and (before := json.loads(settings_path.read_text())) != settings:
         raise ConfigError(
             f"{output_dir} holds latents of {before}, now {settings}; use another output_dir or delete it."
         )
-    with atomic_write(settings_path) as path:
-        Path(path).write_text(json.dumps(settings))
-    if not config.code_path.exists():
+    if not code_path.exists():
         clips = render_clips(world, TRAIN_SEEDS, min(96, config.num_scenes), per_scene=8, frames=9)
         code = BlockCode.fit(to_model_pixels(torch.from_numpy(clips)), config.channels, whitening=config.whitening)
-        code.save(config.code_path)
-    code = BlockCode.load(config.code_path)
+        # Not before there is something that they bind.
+        with atomic_write(settings_path) as path:
+            path.write_text(json.dumps(settings))
+        code.save(code_path)
+    code = BlockCode.load(code_path)
     for split in ("train", "validation"):
         for index in tqdm(config.scene_indices(split), desc=f"encoding {split} scenes"):
             path = output_dir / f"scene_{index}.safetensors"
@@ -159,23 +179,30 @@ def encode_latents(source: str | None, overrides: list[str]) -> Path:
             frames = torch.from_numpy(world.render(scene, 0, 4 * config.latent_frames - 3))
             latents = code.encode(to_model_pixels(frames[None]))[0]
             save_safetensors({"latents": latents.half()}, path)
-    with atomic_write(output_dir / "latents.json") as path:
-        Path(path).write_text(json.dumps({"num_scenes": config.num_scenes}))
+    with atomic_write(output_dir / LATENTS_NAME) as path:
+        path.write_text(json.dumps({"num_scenes": config.num_scenes}))
     return output_dir
 
 
-def load_scenes(config: LatentsRecipe, split: str) -> tuple[list[LandscapeScene], list[torch.Tensor]]:
+def read_settings(folder: Path) -> LatentsRecipe:
+    """How the scenes of a folder were encoded, as it says itself."""
+    require_parts([(folder / name, "the recipe landscape_latents") for name in (SETTINGS_NAME, CODE_NAME)])
+    return load_config(LatentsRecipe, {**json.loads((folder / SETTINGS_NAME).read_text()), "output_dir": str(folder)})
+
+
+def load_scenes(config: EncodedScenes, split: str) -> tuple[list[LandscapeScene], list[torch.Tensor]]:
     """Scenes of a split and their latents, float16 `(channels, frames, height, width)` each.
 
     Raises:
         ConfigError: when they aren't encoded yet.
     """
-    folder = Path(config.output_dir)
-    if not (folder / "latents.json").exists():
-        raise ConfigError(f"{folder} holds no finished latents; run the recipe landscape_latents first.")
-    world, indices = config.world.build(), config.scene_indices(split)
-    latents = [load_safetensors(folder / f"scene_{index}.safetensors")[0]["latents"] for index in indices]
-    return [make_scene(world, index, config.seconds) for index in indices], latents
+    folder, indices = Path(config.output_dir), config.scene_indices(split)
+    paths = [folder / f"scene_{index}.safetensors" for index in indices]
+    require_parts([(path, "the recipe landscape_latents") for path in (folder / LATENTS_NAME, *paths)])
+    settings = read_settings(folder)
+    world = settings.world.build()
+    latents = [load_safetensors(path)[0]["latents"] for path in paths]
+    return [make_scene(world, index, settings.seconds) for index in indices], latents
 
 
 def render_clips(world: LandscapeWorld, first_scene: int, num_scenes: int, per_scene: int, frames: int) -> np.ndarray:
@@ -198,7 +225,7 @@ class VAERecipe:
 
     Attributes:
         train: the run; role `vae`.
-        latents: the latent space it is trained towards.
+        latents: folder of the recipe landscape_latents, whose latent space it is trained towards.
         model: arguments of `AutoencoderKLWan`.
         method: loss weights.
         num_scenes: scenes rendered for training.
@@ -209,7 +236,7 @@ class VAERecipe:
     """
 
     train: TrainConfig
-    latents: LatentsRecipe
+    latents: str
     model: dict[str, Any] = field(default_factory=dict)
     method: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     num_scenes: int = 240
@@ -217,6 +244,20 @@ class VAERecipe:
     clip_frames: int = 9
     crop: tuple[int, int, int] = (5, 32, 48)
     crop_probability: float = 0.8
+
+    def __post_init__(self) -> None:
+        for name in ("num_scenes", "clips_per_scene"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}; it must be 1 or more.")
+        if self.clip_frames < 1 or self.clip_frames % 4 != 1:
+            raise ConfigError(f"clip_frames={self.clip_frames}; it must be 4 n + 1.")
+        if min(self.crop) < 1 or self.crop[0] % 4 != 1 or self.crop[0] > self.clip_frames:
+            raise ConfigError(
+                f"crop={list(self.crop)}; its frames must be 4 n + 1, up to clip_frames={self.clip_frames}, and its "
+                "height and width 1 or more."
+            )
+        if not 0 <= self.crop_probability <= 1:
+            raise ConfigError(f"crop_probability={self.crop_probability}; it must be in [0, 1].")
 
 
 class ClipBatches:
@@ -252,25 +293,28 @@ class ClipBatches:
         return {"frames": torch.from_numpy(np.stack(clips))}
 
 
-def train_vae(source: str | None, overrides: list[str]) -> TrainResult:
+@training_recipe(VAERecipe)
+def train_vae(config: VAERecipe) -> tuple[TrainingMethod, Any]:
     """Train the autoencoder on short clips."""
-    config = load_config(VAERecipe, source, overrides)
-    set_threads()
-    if not config.latents.code_path.exists():
-        raise ConfigError(f"{config.latents.code_path} does not exist; run the recipe landscape_latents first.")
-    code = BlockCode.load(config.latents.code_path)
-    world = config.latents.world.build()
+    settings = read_settings(Path(config.latents))
+    code = BlockCode.load(Path(config.latents) / CODE_NAME)
+    world = settings.world.build()
+    if config.crop[1] > world.height or config.crop[2] > world.width:
+        raise ConfigError(f"crop={list(config.crop)}; frames are {world.height}x{world.width} pixels.")
     clips = render_clips(world, TRAIN_SEEDS, config.num_scenes, config.clips_per_scene, config.clip_frames)
     validation = render_clips(world, VALIDATION_SEEDS, 16, 1, config.clip_frames)
     torch.manual_seed(config.train.seed)  # diffusers and transformers draw initial weights from the global generator
     # The code is normalized already, so the pipeline has nothing to rescale.
-    channels = config.latents.channels
+    channels = settings.channels
     vae = AutoencoderKLWan(z_dim=channels, latents_mean=[0.0] * channels, latents_std=[1.0] * channels, **config.model)
     method = AutoencoderMethod(vae, code, config.method, torch.from_numpy(validation))
-    return fit(method, ClipBatches(clips, config.crop, config.crop_probability, config.train.seed), config.train)
+    return method, ClipBatches(clips, config.crop, config.crop_probability, config.train.seed)
 
 
 # --- 3. text encoder ---------------------------------------------------------------------------------------------
+
+SPECIAL_TOKENS = ["<pad>", "</s>", "<unk>"]
+MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + len(pre_tokenizers.ByteLevel.alphabet())
 
 
 @dataclass(frozen=True)
@@ -279,17 +323,23 @@ class TextEncoderRecipe:
 
     Attributes:
         train: the run; roles `text_encoder` and `heads`.
-        world: where captions come from.
+        fps: frames per second of the scenes that captions come from.
         model: arguments of `UMT5Config`, without the vocabulary size.
         vocab_size: entries of the tokenizer.
         max_length: tokens of a caption.
     """
 
     train: TrainConfig
-    world: WorldConfig = field(default_factory=WorldConfig)
+    fps: int = 12
     model: dict[str, Any] = field(default_factory=dict)
     vocab_size: int = 1024
     max_length: int = 64
+
+    def __post_init__(self) -> None:
+        if self.max_length < 2:
+            raise ConfigError(f"max_length={self.max_length}; a word and the end take 2 tokens.")
+        if self.vocab_size < MIN_VOCAB_SIZE:
+            raise ConfigError(f"vocab_size={self.vocab_size}; bytes and special tokens alone take {MIN_VOCAB_SIZE}.")
 
 
 def train_tokenizer(texts: list[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
@@ -297,12 +347,11 @@ def train_tokenizer(texts: list[str], vocab_size: int, max_length: int) -> PreTr
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
-    specials = ["<pad>", "</s>", "<unk>"]
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
             vocab_size=vocab_size,
-            special_tokens=specials,
+            special_tokens=SPECIAL_TOKENS,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
@@ -348,11 +397,22 @@ def tokenize(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[str, 
     return {"input_ids": tokens.input_ids, "attention_mask": tokens.attention_mask}
 
 
-def train_text_encoder(source: str | None, overrides: list[str]) -> TrainResult:
+class _TokenizerBeside(CaptionEncoderMethod):
+    """Whenever there are weights, they come with their tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.tokenizer = tokenizer
+
+    def save_pretrained(self, directory: str | os.PathLike, ema_roles: dict[str, torch.nn.Module]) -> None:
+        super().save_pretrained(directory, ema_roles)
+        self.tokenizer.save_pretrained(Path(directory) / "tokenizer")
+
+
+@training_recipe(TextEncoderRecipe)
+def train_text_encoder(config: TextEncoderRecipe) -> tuple[TrainingMethod, Any]:
     """Train the tokenizer, then the text encoder."""
-    config = load_config(TextEncoderRecipe, source, overrides)
-    set_threads()
-    world = config.world.build()
+    world = LandscapeWorld(fps=config.fps)
     texts = []
     for index in range(4000):
         scene = world.scene(seed=derive_seed(TRAIN_SEEDS, index), seconds=20.0)
@@ -362,10 +422,16 @@ def train_text_encoder(source: str | None, overrides: list[str]) -> TrainResult:
     text_encoder = UMT5EncoderModel(UMT5Config(vocab_size=len(tokenizer), **config.model))
     classes = {name: len(names) for name, names in ATTRIBUTES.items()} | {"move": len(MOVES), "fast": 2}
     validation = Captions(world, tokenizer, VALIDATION_SEEDS, "test").batch(0, 0, 1, 256)
-    method = CaptionEncoderMethod(text_encoder, classes, validation)
-    result = fit(method, Captions(world, tokenizer, TRAIN_SEEDS, "train"), config.train)
-    tokenizer.save_pretrained(result.weights_dir / "tokenizer")
-    return result
+    method = _TokenizerBeside(tokenizer, text_encoder, classes, validation)
+    return method, Captions(world, tokenizer, TRAIN_SEEDS, "train")
+
+
+def load_text_encoder(folder: str) -> tuple[PreTrainedTokenizerFast, UMT5EncoderModel]:
+    """Tokenizer and text encoder from the weights folder of the recipe landscape_text_encoder."""
+    names = ("tokenizer", "text_encoder")
+    require_parts([(Path(folder) / name, "the recipe landscape_text_encoder") for name in names])
+    tokenizer, text_encoder = (Path(folder) / name for name in names)
+    return AutoTokenizer.from_pretrained(tokenizer), UMT5EncoderModel.from_pretrained(text_encoder).eval()
 
 
 # --- 4. diffusion ------------------------------------------------------------------------------------------------
@@ -375,7 +441,7 @@ class LatentScenes:
     """Slow-fast layouts of encoded scenes with a caption of the moment, as `fit` asks for them.
 
     Args:
-        config: how the scenes were encoded.
+        config: which scenes.
         split: `"train"` or `"validation"`.
         tokenizer: tokenizer of the captions.
         memory: sizes of the memory.
@@ -388,7 +454,7 @@ class LatentScenes:
 
     def __init__(
         self,
-        config: LatentsRecipe,
+        config: EncodedScenes,
         split: str,
         tokenizer: PreTrainedTokenizerFast,
         memory: SlowFastMemoryConfig,
@@ -464,7 +530,7 @@ class DiffusionRecipe:
 
     Attributes:
         train: the run; role `transformer`.
-        latents: how the latents were made.
+        latents: encoded scenes.
         text_encoder: weights folder of the text encoder recipe (holds `text_encoder/` and `tokenizer/`).
         model: arguments of `CausalWanTransformer3DModel`.
         memory: sizes of the memory whose layouts are trained.
@@ -478,7 +544,7 @@ class DiffusionRecipe:
     """
 
     train: TrainConfig
-    latents: LatentsRecipe
+    latents: EncodedScenes
     text_encoder: str
     compile: bool = False
     model: dict[str, Any] = field(default_factory=dict)
@@ -491,6 +557,14 @@ class DiffusionRecipe:
     def __post_init__(self) -> None:
         if self.initial_weights is not None and self.model:
             raise ConfigError("initial_weights brings its own model arguments; leave out model.")
+        if self.single_chunks and self.memory != SlowFastMemoryConfig():
+            raise ConfigError("single_chunks trains without a past; leave out memory.")
+        _check_weight(self.traveller_weight)
+
+
+def _check_weight(traveller_weight: float) -> None:
+    if not 0 <= traveller_weight < math.inf:
+        raise ConfigError(f"traveller_weight={traveller_weight}; it must be finite and not negative.")
 
 
 def scene_batches(
@@ -514,13 +588,12 @@ def scene_batches(
     )
 
 
-def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
+@training_recipe(DiffusionRecipe)
+def train_diffusion(config: DiffusionRecipe) -> tuple[TrainingMethod, Any]:
     """Train the many-step causal model."""
-    config = load_config(DiffusionRecipe, source, overrides)
-    set_threads()
-    tokenizer = AutoTokenizer.from_pretrained(Path(config.text_encoder) / "tokenizer")
-    text_encoder = UMT5EncoderModel.from_pretrained(Path(config.text_encoder) / "text_encoder").eval()
+    tokenizer, text_encoder = load_text_encoder(config.text_encoder)
     if config.initial_weights is not None:
+        require_parts([(config.initial_weights, "the recipe landscape_diffusion_chunks")])
         transformer = CausalWanTransformer3DModel.from_pretrained(config.initial_weights)
     else:
         torch.manual_seed(config.train.seed)
@@ -533,7 +606,7 @@ def train_diffusion(source: str | None, overrides: list[str]) -> TrainResult:
         transformer.compile_repeated_blocks(dynamic=False)
     data, held_out = scene_batches(config, tokenizer, transformer, config.single_chunks)
     method = DiffusionForcingMethod(transformer, text_encoder, config.method, lambda: held_out.batch(0, 0, 1, 16))
-    return fit(method, data, config.train)
+    return method, data
 
 
 # --- 5. student --------------------------------------------------------------------------------------------------
@@ -545,7 +618,7 @@ class StudentRecipe:
 
     Attributes:
         train: the run; role `student`.
-        latents: how the latents were made.
+        latents: encoded scenes.
         text_encoder: weights folder of the text encoder recipe.
         teacher: transformer folder of the many-step model.
         guidance_scale: classifier-free guidance that is baked in.
@@ -556,7 +629,7 @@ class StudentRecipe:
     """
 
     train: TrainConfig
-    latents: LatentsRecipe
+    latents: EncodedScenes
     text_encoder: str
     teacher: str
     guidance_scale: float
@@ -565,13 +638,17 @@ class StudentRecipe:
     traveller_weight: float = 1.0
     compile: bool = False
 
+    def __post_init__(self) -> None:
+        if not 1 < self.guidance_scale < math.inf:
+            raise ConfigError(f"guidance_scale={self.guidance_scale}; it must be finite and above 1.")
+        _check_weight(self.traveller_weight)
 
-def train_student(source: str | None, overrides: list[str]) -> TrainResult:
+
+@training_recipe(StudentRecipe)
+def train_student(config: StudentRecipe) -> tuple[TrainingMethod, Any]:
     """Distill the few-step student."""
-    config = load_config(StudentRecipe, source, overrides)
-    set_threads()
-    tokenizer = AutoTokenizer.from_pretrained(Path(config.text_encoder) / "tokenizer")
-    text_encoder = UMT5EncoderModel.from_pretrained(Path(config.text_encoder) / "text_encoder").eval()
+    tokenizer, text_encoder = load_text_encoder(config.text_encoder)
+    require_parts([(config.teacher, "the recipe landscape_diffusion")])
     student, teacher = (CausalWanTransformer3DModel.from_pretrained(config.teacher) for _ in range(2))
     if config.compile:
         for transformer in (student, teacher):
@@ -580,7 +657,7 @@ def train_student(source: str | None, overrides: list[str]) -> TrainResult:
     method = GuidanceDistillationMethod(
         student, teacher, text_encoder, config.guidance_scale, config.method, lambda: held_out.batch(0, 0, 1, 16)
     )
-    return fit(method, data, config.train)
+    return method, data
 
 
 # --- the whole ---------------------------------------------------------------------------------------------------
@@ -610,17 +687,31 @@ class AssembleRecipe:
     eta: float = 0.0
     world: WorldConfig = field(default_factory=WorldConfig)
 
+    def __post_init__(self) -> None:
+        if not self.transformer:
+            raise ConfigError("transformer is empty; name the run folder of a student.")
+        if self.num_inference_steps < 1:
+            raise ConfigError(f"num_inference_steps={self.num_inference_steps}; it must be 1 or more.")
+
 
 def assemble(source: str | None, overrides: list[str]) -> Path:
     """Write the pipeline folder and its model card from the trained parts."""
     config = load_config(AssembleRecipe, source, overrides)
-    text_weights = Path(config.text_encoder) / "weights"
-    tokenizer = AutoTokenizer.from_pretrained(text_weights / "tokenizer")
+    vae, student = Path(config.vae) / "weights" / "vae", Path(config.transformer[-1]) / "weights" / "student"
+    stages = "a recipe landscape_diffusion… or context_forcing_…"
+    require_parts(
+        [
+            (vae, "the recipe landscape_vae"),
+            (student, "the recipe landscape_student or context_forcing_stage2"),
+            *((Path(run) / "metrics.jsonl", stages) for run in config.transformer),
+        ]
+    )
+    tokenizer, text_encoder = load_text_encoder(str(Path(config.text_encoder) / "weights"))
     pipeline = ContextForcingPipeline(
         tokenizer=tokenizer,
-        text_encoder=UMT5EncoderModel.from_pretrained(text_weights / "text_encoder"),
-        vae=AutoencoderKLWan.from_pretrained(Path(config.vae) / "weights" / "vae"),
-        transformer=CausalWanTransformer3DModel.from_pretrained(Path(config.transformer[-1]) / "weights" / "student"),
+        text_encoder=text_encoder,
+        vae=AutoencoderKLWan.from_pretrained(vae),
+        transformer=CausalWanTransformer3DModel.from_pretrained(student),
         scheduler=FlowConsistencyScheduler(
             shift=config.shift, num_inference_steps=config.num_inference_steps, eta=config.eta
         ),

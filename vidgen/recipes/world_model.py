@@ -8,6 +8,7 @@ from `vidgen world record`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from diffusers import AutoencoderKL
 from tqdm import tqdm
 
@@ -32,15 +34,17 @@ from vidgen.models.frame_autoencoder import stride_of
 from vidgen.models.world_dit import WorldDiT
 from vidgen.pipelines import WorldModelPipeline
 from vidgen.pipelines.play import STARTS_NAME
+from vidgen.recipes.command_line import require_parts, training_recipe
 from vidgen.recipes.model_card import parameter_counts, run_table
 from vidgen.runtime.checkpoint import atomic_directory, atomic_write, save_safetensors
 from vidgen.runtime.config import load_config
-from vidgen.runtime.device import derive_seed, generator_for, set_threads
+from vidgen.runtime.device import derive_seed, generator_for
 from vidgen.runtime.errors import ConfigError, suggestion
 from vidgen.schedulers import flow_sampler
-from vidgen.train import TrainConfig, TrainResult, fit
+from vidgen.train import TrainConfig, TrainingMethod
 from vidgen.train.autoencoder import AutoencoderConfig, FrameAutoencoderMethod, to_model_pixels
 from vidgen.train.block_code import BlockCode
+from vidgen.train.state import newest_checkpoint
 
 CODE_NAME = "code.safetensors"
 CONTROLS_NAME = "controls.json"
@@ -66,6 +70,13 @@ class FrameAutoencoderRecipe:
     method: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     code_frames: int = 4000
 
+    def __post_init__(self) -> None:
+        if self.code_frames < 1:
+            raise ConfigError(f"code_frames={self.code_frames}; it must be 1 or more.")
+        for name in ("latent_channels", "block_out_channels"):
+            if name not in self.model:
+                raise ConfigError(f"model.{name} is missing; the code is made to fit it.")
+
 
 class FrameBatches:
     """Batches of single frames as `fit` asks for them.
@@ -86,27 +97,28 @@ class FrameBatches:
         return {"frames": torch.from_numpy(chosen)[:, None]}
 
 
-def train_frame_autoencoder(source: str | None, overrides: list[str]) -> TrainResult:
+@training_recipe(FrameAutoencoderRecipe)
+def train_frame_autoencoder(config: FrameAutoencoderRecipe) -> tuple[TrainingMethod, Any]:
     """Train an autoencoder of single frames."""
-    config = load_config(FrameAutoencoderRecipe, source, overrides)
-    set_threads()
     frames = np.concatenate(_all_frames(EpisodeDataset(config.episodes, "train", window=1, in_memory=False)))
     held_out = np.concatenate(_all_frames(EpisodeDataset(config.episodes, "validation", window=1, in_memory=False)))
     spread = np.linspace(0, len(held_out) - 1, min(64, len(held_out))).astype(int)
     channels, num_blocks = config.model["latent_channels"], len(config.model["block_out_channels"])
-    code_path = Path(config.train.output_dir) / CODE_NAME
-    if code_path.exists():
-        code = BlockCode.load(code_path)
-    else:
-        chosen = np.random.default_rng(config.train.seed).choice(len(frames), min(config.code_frames, len(frames)))
-        pixels = to_model_pixels(torch.from_numpy(frames[np.sort(chosen)])[None])
-        code = BlockCode.fit(pixels, channels, temporal=1, spatial=2 ** (num_blocks - 1), seed=config.train.seed)
-        code.save(code_path)
+    output_dir = Path(config.train.output_dir)
+    processes = PartialState()
+    with processes.main_process_first():
+        # Without a checkpoint, a code that is there may be one of other settings.
+        if processes.is_main_process and newest_checkpoint(output_dir) is None:
+            chosen = np.random.default_rng(config.train.seed).choice(len(frames), min(config.code_frames, len(frames)))
+            pixels = to_model_pixels(torch.from_numpy(frames[np.sort(chosen)])[None])
+            code = BlockCode.fit(pixels, channels, temporal=1, spatial=2 ** (num_blocks - 1), seed=config.train.seed)
+            code.save(output_dir / CODE_NAME)
+        code = BlockCode.load(output_dir / CODE_NAME)
     torch.manual_seed(config.train.seed)  # diffusers draws initial weights from the global generator
     vae = AutoencoderKL(scaling_factor=1.0, shift_factor=None, **config.model)  # the code is normalized already
     validation = torch.from_numpy(held_out[spread])[:, None]
     method = FrameAutoencoderMethod(vae, code, config.method, validation)
-    return fit(method, FrameBatches(frames, config.train.seed), config.train)
+    return method, FrameBatches(frames, config.train.seed)
 
 
 def _all_frames(episodes: EpisodeDataset) -> list[np.ndarray]:
@@ -150,6 +162,8 @@ class EpisodesSource:
     def __post_init__(self) -> None:
         if (self.code is None) == (self.vae is None):
             raise ConfigError("episodes need exactly one of code, vae.")
+        if self.skip < 1 or self.num_sparse < 0:
+            raise ConfigError(f"skip={self.skip}, num_sparse={self.num_sparse}; skip >= 1 and num_sparse >= 0.")
 
 
 @dataclass(frozen=True)
@@ -191,6 +205,14 @@ class WorldModelRecipe:
             raise ConfigError("A world model needs either `new` or `pretrained`.")
         if self.objective not in OBJECTIVES:
             raise ConfigError(f"objective={self.objective!r}: {suggestion(self.objective, OBJECTIVES)}.")
+        if self.control_type not in ("map", "vector"):
+            raise ConfigError(f"control_type={self.control_type!r}; allowed: 'map', 'vector'.")
+        if not self.units or not all(0 < unit < math.inf for unit in self.units):
+            raise ConfigError(f"units={list(self.units)}; they must be positive and finite.")
+        if self.validation_windows < 0:
+            raise ConfigError(f"validation_windows={self.validation_windows}; it must be 0 or more.")
+        if self.new is not None and "window" not in self.new:
+            raise ConfigError("new.window is missing; the data's windows are made to fit it.")
 
 
 class LatentWindows:
@@ -251,20 +273,22 @@ def control_encoder(
 
 def write_controls(folder: Path, encoder: ControlEncoder, episodes: EpisodeDataset) -> None:
     """Leave beside the run what a pipeline needs to know of the data."""
-    folder.mkdir(parents=True, exist_ok=True)
     known = {"controls": encoder.to_dict(), "fps": episodes.info.fps, "world": episodes.info.world}
     with atomic_write(folder / CONTROLS_NAME) as path:
         path.write_text(json.dumps(known, indent=1))
 
 
-def train_world_model(source: str | None, overrides: list[str]) -> TrainResult:
+@training_recipe(WorldModelRecipe)
+def train_world_model(config: WorldModelRecipe) -> tuple[TrainingMethod, Any]:
     """Train a world model by Teacher Forcing, Diffusion Forcing, LIVE or one of its ablations."""
-    config = load_config(WorldModelRecipe, source, overrides)
-    set_threads()
+    parts = [
+        (config.episodes.code, "the recipe frame_autoencoder"),
+        (config.episodes.vae, "the recipe frame_autoencoder or `vidgen convert live-vae`"),
+        (config.pretrained, "the recipe world_model or `vidgen convert`"),
+    ]
+    require_parts([(path, maker) for path, maker in parts if path is not None])
     code = vae = None
     if config.episodes.code is not None:
-        if not Path(config.episodes.code).is_file():
-            raise ConfigError(f"{config.episodes.code} does not exist; run the recipe frame_autoencoder first.")
         code = BlockCode.load(config.episodes.code)
         channels, stride = code.decoder.shape[0], code.spatial
     else:
@@ -310,7 +334,8 @@ def train_world_model(source: str | None, overrides: list[str]) -> TrainResult:
         # Static shapes, a graph per number of prompt frames: dynamic ones make slower code.
         transformer.compile_repeated_blocks(dynamic=False)
 
-    write_controls(Path(config.train.output_dir), encoder, sets["train"])
+    if PartialState().is_main_process:
+        write_controls(Path(config.train.output_dir), encoder, sets["train"])
 
     # 2. Objective
     arguments = [window] if config.curriculum is None else [window, config.curriculum]
@@ -329,7 +354,7 @@ def train_world_model(source: str | None, overrides: list[str]) -> TrainResult:
         validation=validation,
         vae=vae,
     )
-    return fit(method, LatentWindows(sets["train"], code, config.train.seed), config.train)
+    return method, LatentWindows(sets["train"], code, config.train.seed)
 
 
 # --- 3. the whole ------------------------------------------------------------------------------------------------
@@ -364,15 +389,31 @@ class AssembleWorldModelRecipe:
     num_starts: int = 8
     start_frames: int = 8
 
+    def __post_init__(self) -> None:
+        if not self.transformer:
+            raise ConfigError("transformer is empty; name the run folder of a world model.")
+        for name in ("num_inference_steps", "num_starts", "start_frames"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}; it must be 1 or more.")
+
 
 def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
     """Write the pipeline folder, some starts and a model card from the trained parts."""
     config = load_config(AssembleWorldModelRecipe, source, overrides)
     last = Path(config.transformer[-1])
+    transformer, vae = last / "weights" / "transformer", Path(config.vae) / "weights" / "vae"
+    require_parts(
+        [
+            (vae, "the recipe frame_autoencoder"),
+            *((Path(run) / "metrics.jsonl", "the recipe world_model") for run in config.transformer),
+            (last / CONTROLS_NAME, "the recipe world_model"),
+            (transformer, "the recipe world_model"),
+        ]
+    )
     known = json.loads((last / CONTROLS_NAME).read_text())
     pipeline = WorldModelPipeline(
-        transformer=WorldDiT.from_pretrained(last / "weights" / "transformer"),
-        vae=AutoencoderKL.from_pretrained(Path(config.vae) / "weights" / "vae"),
+        transformer=WorldDiT.from_pretrained(transformer),
+        vae=AutoencoderKL.from_pretrained(vae),
         scheduler=flow_sampler(config.num_inference_steps, config.shift, config.solver_order),
         controls=known["controls"],
         fps=known["fps"],

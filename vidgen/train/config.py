@@ -10,6 +10,16 @@ import torch
 
 from vidgen.runtime.errors import ConfigError
 
+# Settings, by the last part of their key, that may differ from those of the run that is resumed: where it is, how long
+# it goes on, how often it writes and to whom, and how fast it computes the same. Anything else makes another run.
+MAY_CHANGE = frozenset(
+    {
+        *("output_dir", "resume", "max_steps", "max_minutes"),
+        *("checkpoint_every", "keep_checkpoints", "log_every", "validate_every", "trackers"),
+        *("num_workers", "fsdp", "compile", "gradient_checkpointing"),
+    }
+)
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -50,8 +60,11 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _require(self.kind in ("adamw", "muon"), f"kind={self.kind!r}; allowed: adamw, muon")
-        _require(self.lr > 0, f"lr={self.lr}; it must be positive")
-        _require(self.adamw_lr is None or self.adamw_lr > 0, f"adamw_lr={self.adamw_lr}; it must be positive or null")
+        _require(0 < self.lr < math.inf, f"lr={self.lr}; it must be positive and finite")
+        _require(
+            self.adamw_lr is None or 0 < self.adamw_lr < math.inf,
+            f"adamw_lr={self.adamw_lr}; it must be positive and finite, or null",
+        )
         _require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             f"betas={self.betas}; both must be in [0, 1)",
@@ -147,7 +160,8 @@ class TrainConfig:
         keep_checkpoints: Newest checkpoints that are kept.
         log_every: Steps between rows of `metrics.jsonl`; a row holds means over these steps.
         validate_every: Steps between calls of the method's `validate`; 0 = never.
-        resume: Continue from the newest checkpoint of `output_dir`; `False` refuses a folder that has one.
+        resume: Continue from the newest checkpoint of `output_dir`, which must have been begun with the same settings,
+            but for those of `MAY_CHANGE`; `False` refuses a folder that has one.
         num_workers: Processes that load data; 0 = load in the training process.
         trackers: Names of accelerate trackers (`"tensorboard"`, `"wandb"`, …) that get the rows too.
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from vidgen.runtime.errors import TrainingError, suggestion
 
 from .batches import BatchView, make_loader
 from .config import TrainConfig
-from .journal import prepare_folder, training_row, write_row
+from .journal import claim_run, prepare_folder, training_row, write_row
 from .method import TrainingMethod
 from .processes import StopRequest, agree, average_gradients, gradient_norm, make_accelerator, place
 from .state import TrainState, newest_checkpoint
@@ -56,6 +56,12 @@ class TrainResult:
     output_dir: Path
     weights_dir: Path
 
+    def __str__(self) -> str:
+        return (
+            f"{self.output_dir}: {self.step} steps and {self.samples} samples in {self.elapsed_seconds / 60:.1f} "
+            f"minutes, ended by {self.stop_reason}; weights in {self.weights_dir}"
+        )
+
 
 def fit(method: TrainingMethod, data: Any, config: TrainConfig) -> TrainResult:
     """Trains until `max_steps` or `max_minutes`, from the run folder's newest checkpoint if there is one.
@@ -72,14 +78,29 @@ def fit(method: TrainingMethod, data: Any, config: TrainConfig) -> TrainResult:
 
     Raises:
         TrainingError: A loss or gradient is not finite (the weights are those before the failing step), an active
-            role has no loss, the folder holds a run and `resume` is off, or a role can't be sharded.
+            role has no loss, the folder is in use or holds a run that this one can't continue (see `claim_run`), or a
+            role can't be sharded.
         CheckpointError: The newest checkpoint is damaged or does not fit.
         KeyboardInterrupt: After Ctrl-C or SIGTERM, once a checkpoint is written.
     """
+    with claim_run(config, config):
+        return _train(method, data, config, config)
+
+
+def fit_recipe(recipe: Any, build: Callable[[Any], tuple[TrainingMethod, Any]]) -> TrainResult:
+    """As `fit`, for a whole recipe: its folder is claimed first, and all of its settings are those of the run.
+
+    Args:
+        recipe: Dataclass with the run as `train`.
+        build: Makes method and data of it.
+    """
+    with claim_run(recipe.train, recipe):
+        return _train(*build(recipe), recipe.train, recipe)
+
+
+def _train(method: TrainingMethod, data: Any, config: TrainConfig, description: Any) -> TrainResult:
     output_dir = Path(config.output_dir)
     checkpoint = newest_checkpoint(output_dir)
-    if checkpoint is not None and not config.resume:
-        raise TrainingError(f"{output_dir} holds the checkpoint {checkpoint.name}; use resume=true or another folder")
     accelerator = make_accelerator(config)
     device, main = accelerator.device, accelerator.is_main_process
     twins = place(method, config, accelerator)
@@ -88,7 +109,7 @@ def fit(method: TrainingMethod, data: Any, config: TrainConfig) -> TrainResult:
         state.load(checkpoint)
     accelerator.wait_for_everyone()
     if main:
-        prepare_folder(output_dir, config, state.step)
+        prepare_folder(output_dir, description, state.step)
 
     view = BatchView(data, config.batch_size, config.seed, accelerator.process_index, accelerator.num_processes)
     batches = iter(make_loader(view, config, state.step, device))
@@ -140,7 +161,7 @@ def fit(method: TrainingMethod, data: Any, config: TrainConfig) -> TrainResult:
         for tracker in accelerator.trackers:
             tracker.finish()
     if stopping:
-        raise KeyboardInterrupt(f"stopped at step {state.step}; call fit again to resume from {output_dir}")
+        raise KeyboardInterrupt(f"stopped at step {state.step}, saved in {output_dir}")
     reason = "max_steps" if state.step >= config.max_steps else "max_minutes"
     return TrainResult(state.step, state.samples, state.elapsed_seconds, reason, output_dir, output_dir / "weights")
 
