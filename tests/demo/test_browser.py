@@ -1,0 +1,183 @@
+"""The page as a person sees it, in a real browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gradio")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+from vidgen.demo.context import DemoContext
+from vidgen.demo.players import ROOM
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
+
+PATIENCE_MS = 60_000
+# What a canvas shows, as a number that differs when its pixels do.
+LOOK = """(selector) => { const c = document.querySelector(selector);
+  const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+  let h = 0; for (let i = 0; i < d.length; i += 97) h = (h * 31 + d[i]) | 0; return h; }"""
+FRAMES = "() => Number(document.querySelector('#video-stage [data-frames], [data-frames]')?.dataset.frames ?? 0)"
+PLAY = "() => ({ ...document.querySelector('[data-frame]')?.dataset })"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(make_context: Callable[..., DemoContext], start_demo: Any) -> Iterator[str]:
+    with start_demo(make_context(max_visitors=4)) as address:
+        yield address
+
+
+@pytest.fixture
+def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Opens the page; whatever it reports as an error, or asks of another machine, fails the test."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_page(width: int = 1280, height: int = 900) -> Any:
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+
+        def on_request(request: Any) -> None:
+            if not request.url.startswith((address, "data:", "blob:")):
+                complaints.append(f"request to {request.url}")
+
+        page.on("request", on_request)
+        page.goto(address)
+        page.wait_for_selector("#video-generate")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def start_video(page: Any, seconds: int) -> None:
+    page.fill("#video-plan textarea", "a meadow at dawn")
+    page.fill("#video-seconds input[type=number]", str(seconds))
+    page.press("#video-seconds input[type=number]", "Tab")
+    page.click("#video-generate")
+
+
+def start_game(page: Any) -> None:
+    page.get_by_role("tab", name="Play").click()
+    page.get_by_label(ROOM).check()
+    page.click("#play-begin")
+    page.wait_for_selector(".vg-pad button")
+
+
+def test_frames_arrive_before_the_end_and_the_prompt_changes_midway(open_page: Any) -> None:
+    page = open_page()
+    start_video(page, 8)
+    page.wait_for_function(f"{FRAMES} > 0".replace(FRAMES, f"({FRAMES})()"))
+    first = page.evaluate(FRAMES)
+    assert 0 < first < 96
+    page.fill("#video-now textarea", "a coast in the rain")
+    page.click("#video-now button")
+    page.wait_for_function(f"({FRAMES})() === 96")
+    status = page.inner_text("#video-status")
+    assert "finished" in status and "first frame after" in status and "a coast in the rain" in status
+    assert page.locator("#video-memory figure").count() == 18
+    page.wait_for_function("() => document.querySelector('#video-stage output').textContent.endsWith('8.0 s')")
+
+
+def test_keys_move_the_picture_one_request_at_a_time(open_page: Any) -> None:
+    page = open_page()
+    start_game(page)
+    in_flight, most = 0, 0
+
+    def begun(request: Any) -> None:
+        nonlocal in_flight, most
+        if "component_server" in request.url:
+            in_flight += 1
+            most = max(most, in_flight)
+
+    def ended(request: Any) -> None:
+        nonlocal in_flight
+        in_flight -= "component_server" in request.url
+
+    page.on("request", begun)
+    page.on("requestfinished", ended)
+    seen = {page.evaluate(LOOK, "#play-game canvas")}
+    for number in range(50):
+        page.keyboard.press("ArrowLeft" if number % 2 else "KeyQ")
+        page.wait_for_function(f"() => Number(({PLAY})().frame) >= {number + 1}")
+        if number % 10 == 9:
+            page.wait_for_timeout(50)
+            seen.add(page.evaluate(LOOK, "#play-game canvas"))
+    assert len(seen) == 6 and most == 1
+    print("median round trip, ms:", page.evaluate(PLAY)["median"])
+
+
+def test_keys_go_up_when_the_window_loses_the_focus_and_nothing_is_typed_away(open_page: Any) -> None:
+    page = open_page()
+    start_game(page)
+    page.keyboard.down("KeyW")
+    page.wait_for_selector(".vg-pad .vg-held")
+    page.evaluate("() => window.dispatchEvent(new Event('blur'))")
+    page.wait_for_function("() => !document.querySelector('.vg-pad .vg-held')")
+    page.wait_for_timeout(500)
+    frame = page.evaluate(PLAY)["frame"]
+    page.wait_for_timeout(500)
+    assert page.evaluate(PLAY)["frame"] == frame  # the key isn't held any more
+    page.keyboard.up("KeyW")
+    page.get_by_role("tab", name="Long video").click()
+    page.fill("#video-plan textarea", "")
+    page.type("#video-plan textarea", "wasd")
+    assert page.input_value("#video-plan textarea") == "wasd"
+    page.get_by_role("tab", name="Play").click()
+    assert page.evaluate(PLAY)["frame"] == frame
+
+
+def test_buttons_on_the_screen_are_keys(open_page: Any) -> None:
+    page = open_page(390, 844)
+    start_game(page)
+    page.locator(".vg-pad button[data-key='turn left']").scroll_into_view_if_needed()
+    page.locator(".vg-pad button[data-key='turn left']").click(delay=200)
+    page.wait_for_function(f"() => Number(({PLAY})().frame) >= 1")
+    page.wait_for_function("() => !document.querySelector('.vg-pad .vg-held')")
+
+
+def test_a_bad_upload_shows_a_message(open_page: Any, tmp_path: Path) -> None:
+    page = open_page()
+    (tmp_path / "text.png").write_text("no picture")
+    page.get_by_text("Memory and start").click()
+    page.set_input_files("#video-start input[type=file]", str(tmp_path / "text.png"))
+    page.wait_for_selector("#video-start >> text=text.png")
+    page.click("#video-generate")
+    page.wait_for_selector("text=can't be read as a picture")
+
+
+def test_two_pages_share_nothing_and_a_closed_one_frees_its_place(open_page: Any, browser: Any, address: str) -> None:
+    first, second = open_page(), open_page()
+    start_game(first)
+    start_game(second)
+    first.keyboard.press("KeyQ")
+    first.wait_for_function(f"() => Number(({PLAY})().frame) === 1")
+    assert second.evaluate(PLAY)["frame"] == "0"
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_the_page_fits_its_window(open_page: Any, width: int) -> None:
+    page = open_page(width, 800)
+    for tab in ("Long video", "Play"):
+        page.get_by_role("tab", name=tab).click()
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
