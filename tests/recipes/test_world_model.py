@@ -116,6 +116,17 @@ def test_the_folder_plays_the_weights_of_the_last_stage(runs: Path):
     assert f"| {runs.name}/live | 3 |" in card and "forward, left, turn left" in card
 
 
+def test_starts_are_the_windows_in_which_most_is_seen(runs: Path):
+    windows = EpisodeDataset(runs / "episodes", "validation", 2)
+    spread = [window["frames"].double().std(dim=(1, 2)).mean().item() for window in windows]
+    half = len(windows) // 2
+    for index, part in enumerate((range(half), range(half, len(windows)))):
+        frames, _ = load_starts(runs / "model", index)
+        assert np.array_equal(frames, windows[max(part, key=lambda place: spread[place])]["frames"])
+    with pytest.raises(ConfigError, match="num_starts=99"):
+        world_model._telling_windows(windows, 99)
+
+
 def test_live_starts_from_the_base_and_moves_it(runs: Path):
     rows = [json.loads(line) for line in (runs / "live/metrics.jsonl").read_text().splitlines()]
     assert {row["metrics"]["prompt_frames"] for row in rows if "metrics" in row} == {2.0}

@@ -125,10 +125,10 @@ def test_search_equals_brute_force(scenes, rare, make_graph, monkeypatch, fusion
     queries = [scenes[3], scenes[77], dataclasses.replace(scenes[5], id="q", take="new")]
     drafts = [make_graph(rng, num_triplets=4) for _ in queries]
     config = RetrievalConfig(fusion=fusion, weights=(0.5, 0.2, 0.3), **FREE)
-    for query, draft, found in zip(queries, drafts, index.search(queries, drafts, n=40, config=config)):
+    for query, draft, found in zip(queries, drafts, index.search(queries, drafts, n=90, config=config)):
         others = [sample for sample in scenes if sample.take != query.take]
         scores = naive_scores(encoder, query, draft, others, fusion, config.weights)
-        expected = sorted(scores, reverse=True)[:40]
+        expected = sorted(scores, reverse=True)[:90]
         np.testing.assert_allclose([candidate.score for candidate in found], expected, atol=2e-5)
         by_id = dict(zip([sample.id for sample in others], scores))
         for candidate in found:
@@ -138,7 +138,7 @@ def test_search_equals_brute_force(scenes, rare, make_graph, monkeypatch, fusion
             assert candidate.scores["image"] == pytest.approx(image @ encoder.vector(candidate.sample_id), abs=1e-5)
             assert candidate.scores["text"] == pytest.approx(text @ own, abs=1e-5)
             assert ("cross" in candidate.scores) == is_joint
-        assert len({candidate.sample_id for candidate in found}) == 40
+        assert len({candidate.sample_id for candidate in found}) == 90
 
 
 def test_presets_use_images_first_and_mmices_then_texts(index, scenes, make_graph, monkeypatch):

@@ -424,17 +424,32 @@ def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
     pipeline.transformer.to(torch.float16)
     pipeline.vae.to(torch.float16)
     starts = EpisodeDataset(config.episodes, "validation", config.start_frames, in_memory=False)
-    chosen = np.linspace(0, len(starts) - 1, config.num_starts).astype(int)
+    chosen = _telling_windows(starts, config.num_starts)
     output_dir = Path(config.output_dir)
     with atomic_directory(output_dir) as folder:
         pipeline.save_pretrained(folder, safe_serialization=True)
-        windows = [starts[int(index)] for index in chosen]
+        windows = [starts[index] for index in chosen]
         save_safetensors(
             {name: torch.stack([window[name] for window in windows]) for name in ("frames", "controls")},
             folder / STARTS_NAME,
         )
         (folder / "README.md").write_text(_model_card(config, pipeline, known["world"]))
     return output_dir
+
+
+def _telling_windows(starts: EpisodeDataset, count: int) -> list[int]:
+    """Windows from all over a data set in which most is to be seen: a blank wall doesn't tell where one is.
+
+    Of each of `count` equal parts, that of up to 64 windows whose frames have the largest spread of colors.
+    """
+    if count > len(starts):
+        raise ConfigError(f"num_starts={count}; {starts.root} has {len(starts)} windows for validation.")
+    chosen = []
+    for part in np.array_split(np.arange(len(starts)), count):
+        tried = part[:: max(1, len(part) // 64)]
+        spread = [starts[int(index)]["frames"].double().std(dim=(1, 2)).mean() for index in tried]
+        chosen.append(int(tried[int(np.argmax(spread))]))
+    return chosen
 
 
 def _model_card(config: AssembleWorldModelRecipe, pipeline: WorldModelPipeline, world: str) -> str:
