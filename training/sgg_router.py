@@ -1,4 +1,6 @@
-"""The router of SGG-ICL, fitted on validation takes.
+"""The router of SGG-ICL, fitted on validation takes in one process.
+
+Run it after the predictor, the index and the reranker:
 
     python training/sgg_router.py --config configs/sgg/tiny_router.yaml
 """
