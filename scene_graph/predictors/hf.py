@@ -34,8 +34,10 @@ from scene_graph.schema import Sample, SceneGraphError, Vocabulary
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import select_device, select_dtype
 
-# `head surgeon,instrument table,closeTo; ` is 8 to 10 tokens.
+# `head surgeon,instrument table,closeTo; ` is 8 to 10 tokens; the marks around a graph, and names that are longer than
+# usual in a graph of few triplets, need some more.
 TOKENS_PER_TRIPLET = 10
+EXTRA_TOKENS = 20
 
 # The projections of the language part; those of the vision part keep their weights.
 LORA_TARGETS = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
@@ -209,8 +211,8 @@ class HFSceneGraphPredictor(SGGPredictor):
         processor: its processor, with a chat template.
         vocabulary: the names of its graphs.
         prompt: how it is asked; by default with one picture per example.
-        max_triplets: most triplets of a training graph; ten times as many tokens are written at most. The customary
-            300 tokens are too few for graphs with closeTo in both directions.
+        max_triplets: most triplets of a training graph; about ten times as many tokens are written at most. The
+            customary 300 are too few for graphs with closeTo in both directions.
 
     Raises:
         SceneGraphError: the processor has no chat template, or the prompt another vocabulary.
@@ -312,7 +314,7 @@ class HFSceneGraphPredictor(SGGPredictor):
     @property
     def max_new_tokens(self) -> int:
         """Most tokens of an answer."""
-        return TOKENS_PER_TRIPLET * self.max_triplets
+        return TOKENS_PER_TRIPLET * self.max_triplets + EXTRA_TOKENS
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -211,7 +211,7 @@ def test_answers_are_read_with_the_statistics_of_their_predicates(predictor, sam
 
 def test_an_answer_without_an_end_is_truncated(predictor, samples):
     predictor.max_triplets = 1
-    speak(predictor, ["<SG> head surgeon,patient,drilling; head surgeon,patient,drilling; head surgeon,patient,saw"])
+    speak(predictor, ["<SG> " + "head surgeon,patient,drilling; " * 9])
     (prediction,) = predictor.predict(samples[:1])
     assert prediction.truncated and Triplet("head surgeon", "drilling", "patient") in prediction.graph
 
@@ -257,7 +257,7 @@ def test_prompts_longer_than_the_context_lose_examples(predictor, samples):
     with pytest.raises(SceneGraphError, match=f"{samples[2].id}: its 3 views"):
         predictor.predict([samples[2]])
     predictor.max_triplets = 10_000
-    with pytest.raises(SceneGraphError, match="may need 100000 tokens"):
+    with pytest.raises(SceneGraphError, match="may need 100020 tokens"):
         predictor.predict([query])
 
 
@@ -278,6 +278,14 @@ def test_a_saved_predictor_is_the_same_and_says_how_it_is_asked(predictor, sampl
     loaded = load_predictor(tmp_path / "model", device="cpu")
     assert loaded.prompt.to_dict() == predictor.prompt.to_dict() and loaded.max_triplets == 2
     assert [p.text for p in loaded.predict(samples)] == [p.text for p in predictor.predict(samples)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 15])
+def test_the_longest_graph_of_training_fits_into_an_answer(predictor, make_graph, rng, count):
+    predictor.max_triplets = count
+    for _ in range(20):
+        text = format_triplet_text(make_graph(rng, num_triplets=count))
+        assert len(predictor.processor.tokenizer(text)["input_ids"]) < predictor.max_new_tokens
 
 
 def test_a_model_without_names_or_a_template_is_refused(folder, predictor):
@@ -439,7 +447,7 @@ def test_a_model_learns_its_training_frames_by_heart(qwen, kind, lora, tmp_path)
     model = add_lora(predictor.model, rank=8, alpha=16) if lora else predictor.model
     method = HFSGGMethod(model, predictor.processor, predictor.prompt, batches.max_triplets)
     optimizer = OptimizerConfig(lr=1e-2 if lora else 1e-3)
-    steps = 60 if lora else 150
+    steps = 40 if lora else 150
     run = TrainConfig(str(tmp_path / "run"), steps, {"predictor": optimizer}, batch_size=8, checkpoint_every=1000)
     result = fit(method, batches, run)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -447,8 +455,8 @@ def test_a_model_learns_its_training_frames_by_heart(qwen, kind, lora, tmp_path)
     assert losses[0] > 3
     loaded = load_predictor(result.weights_dir / "predictor", device="cpu")
     if lora:
-        # Adapters of random weights can't learn pictures; the answers' form is learned and saved.
-        assert losses[-1] < 0.5 * losses[0]
+        # The output layer stays random, and with its small weights no logit gets far from the others.
+        assert losses[-1] < losses[0] - 1
         assert torch.equal(logits_of(loaded, samples[0]), logits_of(HFSceneGraphPredictor(
             model, predictor.processor, VOCABULARY), samples[0]))  # fmt: skip
     else:

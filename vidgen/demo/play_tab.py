@@ -26,7 +26,7 @@ GAME = """
 """
 HOW_TO_TRAIN = """
 <div class="vg-card"><h3>No world model here yet</h3>
-The room below is a renderer, not a model. A model of Doom takes about two hours on two cores:
+The room below is a renderer, not a model. A small model of Doom trains for an hour and a half on a CPU:
 <pre>vidgen world record vizdoom -o runs/doom/episodes --episodes 200
 vidgen world record vizdoom -o runs/doom/episodes --episodes 16 --split validation
 vidgen train frame_autoencoder --config live/vizdoom64_autoencoder
@@ -65,7 +65,7 @@ def build(context: DemoContext) -> None:
                 picture = gr.File(
                     label=f"Start from a picture (up to {context.config.uploads.megabytes:g} MB)",
                     file_types=list(PICTURE_SUFFIXES),
-                    height=110,
+                    height=150,
                     elem_id="play-picture",
                 )
             begin = gr.Button("New game", variant="primary", size="lg", elem_id="play-begin")

@@ -90,7 +90,7 @@ def build(context: DemoContext) -> None:
                 start = gr.File(
                     label=f"Begin with a picture, or continue a video (up to {config.uploads.megabytes:g} MB)",
                     file_types=[*PICTURE_SUFFIXES, *VIDEO_SUFFIXES],
-                    height=110,
+                    height=150,
                     elem_id="video-start",
                 )
             generate = gr.Button("Generate", variant="primary", size="lg", elem_id="video-generate")
