@@ -503,6 +503,17 @@ class TestWriter:
         writer.close()
         assert numbers(VideoReader(tmp_path / "a.mp4")[:]) == list(range(18))
 
+    @pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="only Linux has scheduling policies")
+    @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "av1"])
+    def test_writing_leaves_the_scheduling_of_the_caller_alone(self, tmp_path: Path, codec: str) -> None:
+        if codec not in video_writer.usable_codecs():
+            pytest.skip(f"this PyAV has no encoder for {codec}")
+        before = os.sched_getscheduler(0), os.sched_getparam(0)
+        with VideoWriter(tmp_path / "a.mp4", fps=12, codec=codec) as writer:
+            writer.append(barcode_frames(0, 12))
+            assert (os.sched_getscheduler(0), os.sched_getparam(0)) == before
+        assert (os.sched_getscheduler(0), os.sched_getparam(0)) == before
+
     def test_closing_twice_is_harmless_and_appending_after_is_not(self, tmp_path: Path) -> None:
         writer = VideoWriter(tmp_path / "a.mp4", fps=12)
         writer.append(barcode_frames(0, 12))

@@ -11,6 +11,7 @@ made by separate encoders could not be joined.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -32,6 +33,23 @@ try:
     import fcntl
 except ImportError:  # Windows: two runs that write one file are not told apart there
     fcntl = None
+
+
+@contextlib.contextmanager
+def _same_scheduling() -> Iterator[None]:
+    """Gives the calling thread its scheduling back.
+
+    The AV1 encoder makes it a real-time one where it may (as root), and the thread would stay so and starve others.
+    """
+    if not hasattr(os, "sched_getscheduler"):  # Linux only, as what the encoder does
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        if os.sched_getscheduler(0) != policy:
+            os.sched_setscheduler(0, policy, parameters)
 
 
 class VideoWriteError(VidgenError):
@@ -377,7 +395,10 @@ class VideoWriter:
             "fflags": "bitexact",  # no version strings: a resumed run compares headers
         }
         try:
-            with av.open(buffer, "w", format="mp4", container_options=container_options) as container:
+            with (
+                _same_scheduling(),
+                av.open(buffer, "w", format="mp4", container_options=container_options) as container,
+            ):
                 stream = container.add_stream(
                     codec.encoder, rate=self.fps, options={**codec.options, "crf": str(self.crf)}
                 )
