@@ -37,7 +37,6 @@ import argparse
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import math
 import statistics
 import sys
@@ -52,7 +51,7 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import report_progress, write_results
+from _benchmark import WorkFolder, report_progress, write_results
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -526,20 +525,13 @@ def measure_references(data: WalkData) -> dict[str, Any]:
     }
 
 
-class Bench:
-    """One world and seed: what is measured already is read from its folder.
-
-    Raises:
-        ConfigError: the folder was begun with other sizes.
-    """
+class Bench(WorkFolder):
+    """One world and seed: what is measured already is read from its folder."""
 
     def __init__(self, world: str, sizes: Sizes, seed: int, work: Path) -> None:
+        super().__init__(work / f"{world}_{seed}", dataclasses.asdict(sizes))
         self.world, self.sizes, self.seed = world, sizes, seed
-        self.folder = work / f"{world}_{seed}"
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._data: WalkData | None = None
-        if self.stored("sizes", lambda: dataclasses.asdict(sizes)) != dataclasses.asdict(sizes):
-            raise ConfigError(f"{self.folder} was begun with other sizes; use another --work or delete it.")
 
     @property
     def data(self) -> WalkData:
@@ -547,22 +539,13 @@ class Bench:
             self._data = WalkData(WORLDS[self.world], self.sizes, self.seed, self.folder / "walks.safetensors")
         return self._data
 
-    def stored(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The finished measurement of this name, made if there is none."""
-        path = self.folder / f"{name}.json"
-        if not path.exists():
-            content = make()
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(content))
-        return json.loads(path.read_text())
-
     def run(self, ablations: Sequence[str]) -> dict[str, Any]:
         """Base, gate and all arms; ablations that aren't asked for only where they are measured already."""
         base = self.stored("base", self._base)
         print_gate(base["gate"])
         arms = {"base": base["measured"]}
         for name in schedules(self.sizes.window):
-            if name not in ABLATIONS or name in ablations or (self.folder / f"{name}.json").exists():
+            if name not in ABLATIONS or name in ablations or self.holds(name):
                 arms[name] = self.stored(name, lambda name=name: self._arm(name))
         arms |= self.stored("references", lambda: measure_references(self.data))
         return {"gate": base["gate"], "arms": arms}

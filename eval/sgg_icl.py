@@ -53,7 +53,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import report_progress, write_results
+from _benchmark import WorkFolder, add_out, add_seeds, report_progress, reports_errors, write_results
 
 from scene_graph import recipes
 from scene_graph.metrics import SceneGraphEvaluator, auc
@@ -66,7 +66,7 @@ from scene_graph.schema import SceneGraph, idf_weights
 from scene_graph.simulator import SimulatorConfig, simulate
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import derive_seed, set_threads
-from vidgen.runtime.errors import ConfigError, VidgenError
+from vidgen.runtime.errors import ConfigError
 from vidgen.runtime.meter import run_environment
 
 NUM_EXAMPLES = 2
@@ -110,27 +110,12 @@ class Sizes:
                 raise ConfigError(f"{field.name}={value}; it must be positive.")
 
 
-class Bench:
-    """One seed: what is measured already is read from its folder.
-
-    Raises:
-        ConfigError: the folder was begun with other sizes.
-    """
+class Bench(WorkFolder):
+    """One seed: what is measured already is read from its folder."""
 
     def __init__(self, sizes: Sizes, seed: int, work: Path) -> None:
-        self.sizes, self.seed, self.folder = sizes, seed, work / f"seed_{seed}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self.stored("sizes", lambda: dataclasses.asdict(sizes)) != dataclasses.asdict(sizes):
-            raise ConfigError(f"{self.folder} was begun with other sizes; use another --work or delete it.")
-
-    def stored(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The finished measurement of this name, made if there is none."""
-        path = self.folder / f"{name}.json"
-        if not path.exists():
-            content = make()
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(content))
-        return json.loads(path.read_text())
+        super().__init__(work / f"seed_{seed}", dataclasses.asdict(sizes))
+        self.sizes, self.seed = sizes, seed
 
     # --- trained parts ------------------------------------------------------------------------------------------
 
@@ -465,22 +450,19 @@ def parse_sizes(items: Sequence[str]) -> Sizes:
     return dataclasses.replace(Sizes(), **changes)
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what isn't measured yet; write results.json, table.md and scores.png; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    add_seeds(parser)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER", help="other sizes")
     parser.add_argument("--work", type=Path, default=Path("runs/eval/sgg_icl"), help="folder of the trained parts")
-    parser.add_argument("--out", type=Path, default=Path("eval/results/sgg_icl"), help="output folder")
+    add_out(parser, "sgg_icl")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(arguments)
     set_threads()
-    try:
-        sizes = parse_sizes(options.set)
-        runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
-    except (VidgenError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    sizes = parse_sizes(options.set)
+    runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
     results = {
         "sizes": dataclasses.asdict(sizes),
         "environment": run_environment(),
