@@ -50,7 +50,7 @@ def caches_of(pipe: WorldModelPipeline) -> tuple[str, ...]:
 def play(pipe: WorldModelPipeline, start: tuple[np.ndarray, torch.Tensor], cache: str, frames: int, seed: int) -> Any:
     """One arm of one round: frames/s, and milliseconds per stage."""
     session = pipe.open_session(*start, cache=cache, seed=seed)
-    names = list(pipe.control_encoder.controls.spec.choices)
+    names = list(pipe.control_encoder.actions.choices)
     keys = np.random.default_rng(seed).integers(len(names), size=pipe.transformer.config.window + frames)
     for key in keys[: pipe.transformer.config.window]:
         session.step([names[key]])

@@ -14,7 +14,9 @@ from vidgen.controls import (
     ButtonControls,
     ControlEncoder,
     DeltaControls,
+    FloorPlan,
     PoseControls,
+    Walk,
     camera_deltas,
     normalize_to_first,
     planar_delta_spec,
@@ -36,7 +38,9 @@ def encoders() -> dict[str, ControlEncoder]:
     buttons = ActionSpec((ActionColumn("left", low=0, high=1), ActionColumn("right", low=0, high=1)))
     swap = ButtonControls(buttons, {"left": "right", "right": "left"})
     planar = DeltaControls(planar_delta_spec("units"))
+    by_keys = Walk(planar_delta_spec("units"), FloorPlan(2.0, (0.0, -4.0), ("..#", "#..")))
     return {
+        "world map": ControlEncoder(PoseControls(CAMERA_SPEC), "map", (2.0,), (3, 4), in_world=True, walk=by_keys),
         "pose map": ControlEncoder(PoseControls(CAMERA_SPEC), "map", (2.0,), (3, 4)),
         "planar map": ControlEncoder(planar, "map", (2.0,), (3, 4), FOCAL),
         "camera map": ControlEncoder(DeltaControls(CAMERA_DELTA_SPEC), "map", (2.0,), (3, 4), FOCAL),
@@ -88,7 +92,8 @@ def test_a_description_gives_the_same_encoder(name: str):
     assert torch.equal(twin(controls), encoded)
     assert torch.equal(twin.reverse(controls), encoder.reverse(controls))
     assert encoded.shape[1 if encoder.control_type == "map" else 2] == encoder.control_dim
-    assert encoder.control_frame == ("window" if name == "pose map" else "delta")
+    frames = {"pose map": "window", "world map": "world"}
+    assert encoder.control_frame == frames.get(name, "delta")
 
 
 def test_wrong_settings_are_named():
@@ -103,3 +108,25 @@ def test_wrong_settings_are_named():
         ControlEncoder(PoseControls(CAMERA_SPEC), "vector")
     with pytest.raises(ConfigError, match="KeyError 'kind'"):
         ControlEncoder.from_dict({"spec": planar.spec.to_dict()})
+
+
+def test_rays_in_the_world_tell_where_one_is_and_those_of_the_window_do_not():
+    cameras = walking_cameras(walk(4), FOCAL)
+    moved = walking_cameras(walk(4) + torch.tensor([30.0, -7.0, 0.0]), FOCAL)
+    encoder = encoders()["pose map"]
+    torch.testing.assert_close(encoder(cameras), encoder(moved), atol=1e-5, rtol=0)
+    encoder = encoders()["world map"]
+    known = encoder(cameras)
+    assert known.shape == (2, encoder.control_dim, 4, 3, 4)
+    torch.testing.assert_close(known[:, :3], plucker_rays(cameras, 3, 4)[:, :, :3].transpose(1, 2).float())
+    torch.testing.assert_close(encoder(cameras[:, 2:]), known[:, :, 2:], atol=0, rtol=0)  # of each frame alone
+    assert (encoder(moved) - known).abs().amax(dim=(0, 1, 3, 4)).min() > 0.1
+    # The shortest wave is 8 units long, and a walker comes back to the same numbers after the longest only.
+    far = walking_cameras(walk(4) + torch.tensor([2.0 * 8, 0.0, 0.0]), FOCAL)
+    same = (encoder(far) - known).abs().amax(dim=(0, 2, 3, 4)) < 1e-4
+    assert same[3:9].all() and not same.all()
+
+
+def test_motion_has_no_place_in_the_world():
+    with pytest.raises(ConfigError, match="absolute poses"):
+        ControlEncoder(DeltaControls(planar_delta_spec("units")), "map", (2.0,), (3, 4), FOCAL, in_world=True)

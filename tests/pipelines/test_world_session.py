@@ -19,13 +19,16 @@ from vidgen.controls import (
     ControlEncoder,
     ControlError,
     DeltaControls,
+    FloorPlan,
     PoseControls,
+    Walk,
     integrate_planar,
     join_cameras,
     normalize_to_first,
     planar_delta_spec,
     planar_deltas,
     plucker_rays,
+    walking_cameras,
 )
 from vidgen.memory import FullMemoryConfig, SlidingWindowMemoryConfig, SlowFastMemoryConfig
 from vidgen.pipelines import WorldModelPipeline, WorldSession, WorldSessionError
@@ -342,8 +345,10 @@ def test_appended_frames_are_a_longer_prompt(pipe, cache, memory):
     grown = pipe.open_session(frames[:1], deltas[:1], cache=cache, memory=memory)
     for frame, control in zip(frames[1:], deltas[1:3], strict=True):
         grown.append_frame(frame, control)
-    assert np.array_equal(play(whole, deltas[3:])[0], play(grown, deltas[3:])[0])
-    assert torch.equal(whole.latents()[0], grown.latents()[0])
+    # An encoder may sum three frames at once in another order than one by one.
+    difference = play(whole, deltas[3:])[0].astype(int) - play(grown, deltas[3:])[0]
+    assert np.abs(difference).max() <= 1
+    torch.testing.assert_close(whole.latents()[0], grown.latents()[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("cache", "memory"), WAYS)
@@ -567,3 +572,66 @@ def test_an_interrupted_step_leaves_the_session_where_it_was(pipe, cache, monkey
             session.step(["forward"])
     assert session.snapshot() is moment
     assert np.array_equal(session.step(["forward"]), expected)
+
+
+# --- a world that is the same in every video ------------------------------------------------------------------------
+
+FLOOR = FloorPlan(1.0, (0.0, 0.0), ("....", "##.."))
+IN_WORLD = ControlEncoder(
+    PoseControls(CAMERA_SPEC), "map", units=(0.7,), latent_size=(4, 4), in_world=True, walk=Walk(MOVES, FLOOR)
+)
+
+
+@pytest.fixture(scope="module")
+def world_pipe(make_world_model: Callable[..., WorldModelPipeline]) -> WorldModelPipeline:
+    return make_world_model(IN_WORLD)
+
+
+def start_in_world(x: float = 0.5, y: float = 0.5, heading: float = 0.0) -> tuple[np.ndarray, torch.Tensor]:
+    poses = torch.tensor([[x, y, heading]], dtype=torch.float64)
+    return make_frames(1), walking_cameras(poses, 0.7, 0.5)
+
+
+@pytest.mark.parametrize("cache", ["none", "frame", "rolling"])
+def test_keys_and_motion_walk_to_the_cameras_they_lead_to(world_pipe: WorldModelPipeline, cache: str):
+    frames, cameras = start_in_world()
+    by_key = world_pipe.open_session(frames, cameras, cache=cache)
+    by_camera = world_pipe.open_session(frames, cameras, cache=cache)
+    poses = integrate_planar(
+        torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64),
+        torch.stack([MOVES.null(), MOVES.row("forward"), MOVES.row("forward", "turn left"), MOVES.row("forward")]),
+    )
+    expected = walking_cameras(poses, 0.7, 0.5)
+    for keys, camera in zip((["forward"], ["forward", "turn left"], MOVES.row("forward")), expected[1:], strict=True):
+        np.testing.assert_array_equal(by_key.step(keys), by_camera.step(camera))
+        torch.testing.assert_close(by_key.rows[0].places[-1], camera, atol=1e-9, rtol=0)
+
+
+def test_a_wall_stops_a_walk_and_a_snapshot_remembers_where_it_was(world_pipe: WorldModelPipeline):
+    session = world_pipe.open_session(*start_in_world(heading=math.pi / 2))
+    before = session.snapshot()
+    session.step(["forward"])
+    session.step(["forward"])
+    torch.testing.assert_close(
+        session.rows[0].places[-1], start_in_world(heading=math.pi / 2)[1][0], atol=1e-9, rtol=0
+    )
+    session.step(["turn left"])
+    turned = session.rows[0].places[-1]
+    assert not torch.allclose(turned, session.rows[0].places[0])
+    session.restore(before)
+    session.step(["turn left"])
+    torch.testing.assert_close(session.rows[0].places[-1], turned, atol=1e-9, rtol=0)
+
+
+def test_frames_of_a_world_depend_on_where_they_are_seen_from(world_pipe, camera_pipe):
+    here, there = start_in_world(), start_in_world(x=2.5)
+    views = [world_pipe.open_session(*start).step(["forward"]) for start in (here, there)]
+    assert not np.array_equal(*views)
+
+
+def test_keys_need_a_walk(camera_pipe: WorldModelPipeline):
+    session = camera_pipe.open_session(*start_in_world())
+    with pytest.raises(ConfigError, match="forward"):
+        session.step(["forward"])
+    with pytest.raises(ControlError, match="16"):
+        session.step(MOVES.row("forward"))

@@ -102,7 +102,7 @@ def play(
         from vidgen.pipelines import WorldModelPipeline, load_starts, parse_script
 
         pipe = load_pipeline(WorldModelPipeline, model, device)
-        keys = parse_script(script.read_text(encoding="utf-8"), pipe.control_encoder.controls.spec)
+        keys = parse_script(script.read_text(encoding="utf-8"), pipe.control_encoder.actions)
         frames, controls = load_starts(model, start)
         session = pipe.open_session(frames, controls, cache=cache, num_inference_steps=steps, seed=seed)
         began = time.perf_counter()

@@ -12,6 +12,7 @@ from vidgen.controls.cameras import (
     mirror_cameras,
     normalize_to_first,
     plucker_rays,
+    ray_octaves,
     split_cameras,
     walking_cameras,
 )
@@ -32,6 +33,7 @@ from vidgen.controls.reversal import (
     ReversibleControls,
     reverse,
 )
+from vidgen.controls.walk import FloorPlan, Walk
 
 __all__ = [
     "ActionColumn",
@@ -55,6 +57,7 @@ __all__ = [
     "mirror_cameras",
     "normalize_to_first",
     "plucker_rays",
+    "ray_octaves",
     "split_cameras",
     "walking_cameras",
     "CAMERA_DELTA_SPEC",
@@ -63,4 +66,6 @@ __all__ = [
     "integrate_planar",
     "planar_delta_spec",
     "planar_deltas",
+    "FloorPlan",
+    "Walk",
 ]

@@ -12,6 +12,8 @@ camera of a window follow "LIVE: Long-horizon Interactive Video World Modeling" 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,9 @@ from vidgen.controls.action_spec import ActionColumn, ActionSpec, ControlError, 
 
 # Rounded to six digits, as files store them, a rotation is orthonormal to about 1e-6; a scaled one is off by far more.
 ORTHONORMAL_TOLERANCE = 1e-3
+# Of `ray_octaves`: a sine and a cosine per octave and coordinate, and the direction itself.
+_ORIGIN_OCTAVES, _DIRECTION_OCTAVES = 7, 3
+RAY_OCTAVE_DIM = 3 + 6 * (_ORIGIN_OCTAVES + _DIRECTION_OCTAVES)
 
 CAMERA_SPEC = ActionSpec(
     (
@@ -207,6 +212,31 @@ def plucker_rays(cameras: Tensor, height: int, width: int) -> Tensor:
     origin = camera_centers(rotation, translation)[..., None, None, :]
     moment = torch.linalg.cross(origin.expand_as(direction), direction)
     return torch.cat([direction, moment], dim=-1).movedim(-1, -3).to(cameras)
+
+
+def ray_octaves(cameras: Tensor, height: int, width: int, unit: float) -> Tensor:
+    """The ray through the center of every pixel as sines and cosines of its origin and direction.
+
+    For models that know one world by heart: the coordinates stay those of the world, and octaves let a network tell
+    places that are close to each other. The encoding is that of "Scene Representation Transformer" (arXiv 2111.13152).
+
+    Args:
+        cameras: `(..., 16)`.
+        height: Rows of the map.
+        width: Columns of the map.
+        unit: Length of a step, in units of the world; the shortest wave is 8 of them, the longest 512.
+
+    Returns:
+        `(..., RAY_OCTAVE_DIM, height, width)` in the dtype of `cameras`.
+    """
+    precise_cameras = precise(cameras)
+    direction = plucker_rays(precise_cameras, height, width).narrow(-3, 0, 3)
+    _, rotation, translation = split_cameras(precise_cameras)
+    origin = camera_centers(rotation, translation)[..., None, None].expand_as(direction) / unit
+    angles = [2 * math.pi / 2 ** (octave + 3) * origin for octave in range(_ORIGIN_OCTAVES)]
+    angles += [math.pi * 2**octave * direction for octave in range(_DIRECTION_OCTAVES)]
+    waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
+    return torch.cat([direction, *waves], dim=-3).to(cameras)
 
 
 def mirror_cameras(cameras: Tensor) -> Tensor:

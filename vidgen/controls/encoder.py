@@ -3,7 +3,8 @@
 A data set stores controls in the units of its world: absolute cameras, recorded motion, or buttons. A
 `WorldDiT` takes a vector per frame or a map per token. Maps are the Plücker rays of a camera ("LIVE: Long-horizon
 Interactive Video World Modeling", arXiv 2602.03747): of an absolute camera in the coordinates of the first camera of
-the window, of recorded motion in those of the frame before.
+the window, of recorded motion in those of the frame before. A model of a single world can have its rays in the
+coordinates of that world instead: then it always knows where it is, and what it shows can't drift away from there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ import torch
 from torch import Tensor
 
 from vidgen.controls.action_spec import ActionSpec
-from vidgen.controls.cameras import normalize_to_first, plucker_rays, walking_cameras
+from vidgen.controls.cameras import (
+    RAY_OCTAVE_DIM,
+    normalize_to_first,
+    plucker_rays,
+    ray_octaves,
+    walking_cameras,
+)
 from vidgen.controls.motion import CAMERA_DELTA_SPEC, integrate_cameras, integrate_planar
 from vidgen.controls.reversal import ButtonControls, DeltaControls, PoseControls, ReversibleControls
+from vidgen.controls.walk import Walk
 from vidgen.runtime.errors import ConfigError
 
 _KINDS = {"pose": PoseControls, "delta": DeltaControls, "buttons": ButtonControls}
@@ -34,6 +42,9 @@ class ControlEncoder:
         units: what counts as 1: one number per column for vectors; for maps the length of a step, one number.
         latent_size: height and width of a map, in latent cells.
         focal: focal length of motion given in three columns, in widths of the picture; cameras carry their own.
+        in_world: rays of absolute cameras in the coordinates of the world, which is the same one in all clips; else in
+            those of the first camera of the window.
+        walk: how keys move an absolute camera; None where there are no keys.
 
     Raises:
         ConfigError: a map of buttons, absolute poses as vectors, or a missing or impossible number.
@@ -44,6 +55,8 @@ class ControlEncoder:
     units: tuple[float, ...] = (1.0,)
     latent_size: tuple[int, int] | None = None
     focal: float | None = None
+    in_world: bool = False
+    walk: Walk | None = None
 
     def __post_init__(self) -> None:
         if self.control_type not in ("vector", "map"):
@@ -52,6 +65,8 @@ class ControlEncoder:
             raise ConfigError("control_type='vector' with absolute poses; allowed: 'map', or recorded motion.")
         if self.control_type == "map" and isinstance(self.controls, ButtonControls):
             raise ConfigError("control_type='map' with buttons; allowed: 'vector'.")
+        if (self.in_world or self.walk) and not isinstance(self.controls, PoseControls):
+            raise ConfigError("in_world and walk are for absolute poses; these controls are something else.")
         count = 1 if self.control_type == "map" else self.controls.spec.width
         if len(self.units) != count or min(self.units) <= 0:
             raise ConfigError(f"units={self.units}; allowed: {count} positive numbers for a {self.control_type}.")
@@ -67,12 +82,21 @@ class ControlEncoder:
 
     @property
     def control_frame(self) -> str:
-        """What the model's controls are relative to: `"window"` or `"delta"`, see `WorldDiT`."""
+        """What the model's controls are relative to: `"window"`, `"delta"` or `"world"`, see `WorldDiT`."""
+        if self.in_world:
+            return "world"
         return "window" if isinstance(self.controls, PoseControls) else "delta"
+
+    @property
+    def actions(self) -> ActionSpec:
+        """What a player does, with the names of keys: the controls themselves, or the motion of a walk."""
+        return self.walk.spec if self.walk else self.controls.spec
 
     @property
     def control_dim(self) -> int:
         """Channels of what the model takes."""
+        if self.in_world:
+            return RAY_OCTAVE_DIM
         return 6 if self.control_type == "map" else self.controls.spec.width
 
     def reverse(self, controls: Tensor) -> Tensor:
@@ -86,7 +110,7 @@ class ControlEncoder:
             controls: `(batch, frames, columns)`.
 
         Returns:
-            float32, `(batch, frames, columns)` or `(batch, 6, frames, height, width)`.
+            float32, `(batch, frames, columns)` or `(batch, control_dim, frames, height, width)`.
 
         Raises:
             ControlShapeError: other columns than the spec's.
@@ -94,6 +118,8 @@ class ControlEncoder:
         controls = self.controls.begin(controls)
         if self.control_type == "vector":
             return (controls / torch.tensor(self.units, dtype=controls.dtype, device=controls.device)).float()
+        if self.in_world:
+            return ray_octaves(controls.double(), *self.latent_size, self.units[0]).transpose(1, 2).float()
         rays = plucker_rays(self._cameras(controls.double()), *self.latent_size)  # (B, T, 6, h, w)
         direction, moment = rays.chunk(2, dim=2)
         return torch.cat([direction, moment / self.units[0]], dim=2).transpose(1, 2).float()
@@ -124,7 +150,14 @@ class ControlEncoder:
             description["inverse_map"] = dict(self.controls.inverse_map)
             description["direction_embedding"] = self.controls.direction_embedding
         latent_size = list(self.latent_size) if self.latent_size else None
-        return {**description, "units": list(self.units), "latent_size": latent_size, "focal": self.focal}
+        return {
+            **description,
+            "units": list(self.units),
+            "latent_size": latent_size,
+            "focal": self.focal,
+            "in_world": self.in_world,
+            "walk": self.walk and self.walk.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, description: Mapping[str, Any]) -> ControlEncoder:
@@ -144,6 +177,8 @@ class ControlEncoder:
                 tuple(description["units"]),
                 latent_size,
                 description["focal"],
+                description["in_world"],
+                description["walk"] and Walk.from_dict(description["walk"]),
             )
         except (KeyError, TypeError) as error:
             raise ConfigError(f"No description of a control encoder: {type(error).__name__} {error}.") from error

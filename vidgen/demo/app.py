@@ -55,7 +55,7 @@ def load_context(
     worlds = {}
     for name, folder in world_names([Path(folder) for folder in world_models]).items():
         pipe = load_pipeline(WorldModelPipeline, folder, **options)
-        if not pipe.control_encoder.controls.spec.choices:
+        if not pipe.control_encoder.actions.choices:
             raise VidgenError(f"{folder}: its controls have no choices, so no key can steer this world model.")
         kind = FORCINGS.get(pipe.transformer.config.forcing)
         worlds[f"{name} ({kind})" if kind else name] = (pipe, folder)

@@ -11,7 +11,7 @@ import numpy as np
 import PIL.Image
 import torch
 
-from vidgen.controls import ActionSpec
+from vidgen.controls import ActionSpec, PoseControls
 from vidgen.data import EpisodesInfo
 from vidgen.data.recording import episodes_info
 from vidgen.demo.uploads import fit
@@ -124,12 +124,14 @@ class ModelPlayer:
         if room is not None:
             picture = PIL.Image.fromarray(room.frame)
         if picture is not None:
-            frames, controls = fit(picture, *frames.shape[1:3])[None], None
+            # A picture doesn't tell where it was taken; a model of absolute poses has it where the start is.
+            controls = controls[-1:] if isinstance(pipe.control_encoder.controls, PoseControls) else None
+            frames = fit(picture, *frames.shape[1:3])[None]
         else:
             newest = pipe.transformer.config.window - 1
             frames, controls = frames[-newest:], controls[-newest:]
         self._session = pipe.open_session(frames, controls, cache=cache, num_inference_steps=steps, seed=seed)
-        self._spec: ActionSpec = pipe.control_encoder.controls.spec
+        self._spec: ActionSpec = pipe.control_encoder.actions
         self.fps, self.frame = pipe.config.fps, frames[-1]
         self.action, self.pose = self._spec.null().numpy(), np.zeros(0)
         self.stages: dict[str, float] = {}
@@ -162,7 +164,7 @@ def _inverse_map(controls: Any) -> dict[str, str] | None:
 
 def is_of_rooms(pipe: WorldModelPipeline) -> bool:
     """Whether a model is steered by the motion of [`~vidgen.worlds.RoomWorld`], in its units."""
-    spec = pipe.control_encoder.controls.spec
+    spec = pipe.control_encoder.actions
     return [(column.name, column.unit) for column in spec.columns] == [
         (column.name, column.unit) for column in RoomWorld().delta_controls.spec.columns
     ]

@@ -37,6 +37,10 @@ class Windows(Protocol):
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
 
+def _is_array(source: Any) -> bool:
+    return isinstance(source, (np.ndarray, torch.Tensor))
+
+
 class Starts:
     """Real frames that rollouts start from, with the controls that led to them.
 
@@ -51,7 +55,7 @@ class Starts:
     """
 
     def __init__(self, source: Windows | Mapping[str, Any] | np.ndarray | torch.Tensor, spec: ActionSpec) -> None:
-        if isinstance(source, (np.ndarray, torch.Tensor)):
+        if _is_array(source):
             source = {"frames": source}
         self._windows: Windows | None = None
         if not isinstance(source, Mapping):
@@ -120,7 +124,7 @@ class Actions:
     Args:
         kind: `"discrete"`: nothing, or one of the spec's choices; `"box"`: the columns, in the units of the data.
         spec: columns and choices.
-        starts: where the range of a column that no choice sets is taken from.
+        starts: where the range of a column that no choice sets is taken from; None where their controls are others.
 
     Attributes:
         space: `Discrete` or `Box`.
@@ -130,7 +134,7 @@ class Actions:
         ConfigError: an unknown kind; no choices; or no column that varies.
     """
 
-    def __init__(self, kind: str, spec: ActionSpec, starts: Starts) -> None:
+    def __init__(self, kind: str, spec: ActionSpec, starts: Starts | None) -> None:
         from gymnasium import spaces
 
         self._spec, self._is_discrete = spec, kind == "discrete"
@@ -147,10 +151,12 @@ class Actions:
         else:
             raise ConfigError(f"action_space={kind!r}; {suggestion(kind, ACTION_SPACES)}.")
 
-    def _limits(self, starts: Starts) -> tuple[np.ndarray, np.ndarray]:
+    def _limits(self, starts: Starts | None) -> tuple[np.ndarray, np.ndarray]:
         """Lowest and highest value of each column."""
         spec = self._spec
-        seen = np.concatenate([controls for _, controls in starts.sample()])
+        seen = np.zeros((0, spec.width))
+        if starts is not None:
+            seen = np.concatenate([controls for _, controls in starts.sample()])
         low, high = [], []
         for index, column in enumerate(spec.columns):
             chosen = [values[column.name] for values in spec.choices.values() if column.name in values]
@@ -236,16 +242,22 @@ class Rollouts:
         if episodes is None:
             raise ConfigError("episodes are missing, real frames to start from; give an EpisodeDataset or arrays.")
         controls = pipeline.control_encoder.controls
-        if isinstance(controls, PoseControls):
+        spec = pipeline.control_encoder.actions
+        if isinstance(controls, PoseControls) and pipeline.control_encoder.walk is None:
             raise ConfigError(
-                "This model is steered by absolute poses, which are no actions; allowed: models of recorded motion or "
-                "buttons."
+                "This model is steered by absolute poses, which are no actions; allowed: models of recorded motion, "
+                "of buttons, or of absolute poses with a walk."
             )
+        self._walks = isinstance(controls, PoseControls)
+        if self._walks and reward_head is not None:
+            raise ConfigError("A reward head reads motion, and this model's starts are absolute poses; give none.")
         if cache == "rolling" and num_rows > 1:
             raise ConfigError("cache='rolling' with several rows, which end at different times; allowed: 'frame'.")
         self.pipe, self.num_rows, self.max_episode_steps = pipeline, num_rows, max_episode_steps
+        if self._walks and ((isinstance(episodes, Mapping) and "controls" not in episodes) or _is_array(episodes)):
+            raise ConfigError("Starts have no controls; a model of absolute poses needs to know where they were seen.")
         self.starts = Starts(episodes, controls.spec)
-        self.actions = Actions(action_space, controls.spec, self.starts)
+        self.actions = Actions(action_space, spec, self.starts if spec is controls.spec else None)
         frames, start_controls = self.starts[0]
         self.frame_shape: tuple[int, ...] = frames.shape[1:]
         self._session = pipeline.open_session(
@@ -257,7 +269,7 @@ class Rollouts:
             context_sigma=context_sigma,
         )
         if reward_head is not None:
-            reward_head.check(self.frame_shape[:2], controls.spec.width)
+            reward_head.check(self.frame_shape[:2], spec.width)
         self._reward_head = reward_head
         self._reward_state: RewardState | None = None
         looks = np.concatenate([_look(frames) for frames, _ in self.starts.sample()])
@@ -323,6 +335,8 @@ class Rollouts:
         frames = np.asarray(frames)
         frames = frames[None] if frames.ndim == 3 else frames
         spec = self.pipe.control_encoder.controls.spec
+        if controls is None and self._walks:
+            raise ConfigError("prompt has no controls; a model of absolute poses needs (frames, cameras).")
         null = spec.null().numpy()[None]
         controls = null if controls is None else np.asarray(controls, np.float64)
         if frames.ndim != 4 or controls.shape != (len(frames), spec.width):

@@ -170,11 +170,12 @@ class WorldDiT(ModelMixin, ConfigMixin, PeftAdapterMixin, AttentionMixin):
         ffn_dim: hidden channels of the SwiGLU layers; `None` takes 8/3 of the width, rounded up to a multiple of 256.
         num_layers: transformer blocks.
         control_type: `"map"`: `control_dim` channels for every latent cell, patched like the frame (the six Plücker
-            coordinates of a camera's rays); `"vector"`: `control_dim` numbers per frame (an action, a relative
-            motion).
+            coordinates of a camera's rays, or their octaves); `"vector"`: `control_dim` numbers per frame (an action,
+            a relative motion).
         control_dim: channels of the control.
         control_frame: what a control is relative to. `"window"`: the first frame of the window, so every control
-            changes when the window slides; `"delta"`: the frame before, which a rolling cache needs.
+            changes when the window slides; `"delta"`: the frame before; `"world"`: a world that is the same in every
+            video. A rolling cache needs one of the last two.
         direction_embedding: whether time may run backward, told by `time_direction`; training on reversed clips needs
             it where the controls have no exact inverse.
         window: frames of the training window; no frame position reaches it.
@@ -225,8 +226,8 @@ class WorldDiT(ModelMixin, ConfigMixin, PeftAdapterMixin, AttentionMixin):
             )
         if control_type not in ("map", "vector"):
             raise ConfigError(f"control_type={control_type!r}; allowed: 'map', 'vector'.")
-        if control_frame not in ("window", "delta"):
-            raise ConfigError(f"control_frame={control_frame!r}; allowed: 'window', 'delta'.")
+        if control_frame not in ("window", "delta", "world"):
+            raise ConfigError(f"control_frame={control_frame!r}; allowed: 'window', 'delta', 'world'.")
         if window < 1:
             raise ConfigError(f"window={window}; it must be at least 1.")
         dim = num_attention_heads * attention_head_dim

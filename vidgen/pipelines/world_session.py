@@ -8,8 +8,8 @@ There are three ways to get the keys and values of these context frames:
 - `"frame"`: once per new frame, for all its steps. The same frames as `"none"`, and the way models are trained: frame
   positions and controls are relative to the first frame of the window, which slides;
 - `"rolling"`: once per frame, when it is committed; they stay until the memory drops them. Needs controls that are
-  relative to the frame before. A key then knows more of the past than one window; the frames are those of one long
-  sequence under a banded mask.
+  relative to the frame before, or to the world. A key then knows more of the past than one window; the frames are
+  those of one long sequence under a banded mask.
 
 All noise of frame `i` comes from (seed of its video, `i`): nothing depends on what else is in the batch.
 """
@@ -217,7 +217,8 @@ class WorldSession:
 
         Args:
             control: what leads to it, or for absolute poses where it is seen from: `(columns,)` for all rows or
-                `(batch, columns)`; or names of choices, held at the same time, as `["forward", "turn left"]`.
+                `(batch, columns)`; or names of choices, held at the same time, as `["forward", "turn left"]`. A model
+                of absolute poses that has a `walk` also takes the columns of its motion.
 
         Returns:
             uint8 `(batch, height, width, 3)`, or `(height, width, 3)` for a prompt without a batch axis.
@@ -352,11 +353,11 @@ class WorldSession:
             raise ConfigError(f"cache={self.cache!r}; allowed: {', '.join(map(repr, CACHES))}.")
         if self.window < 2:
             raise ConfigError(f"The transformer's window is {self.window}; a world needs room for a past: 2 or more.")
-        if self.cache == "rolling" and control_frame != "delta":
+        if self.cache == "rolling" and control_frame == "window":
             raise ConfigError(
                 f"cache='rolling' with control_frame={control_frame!r}: these controls are relative to the first "
                 "frame of the window, so every key changes when it slides. Allowed: 'frame', or a model with "
-                "control_frame='delta'."
+                "control_frame='delta' or 'world'."
             )
         if memory is None:
             return SlidingWindowMemoryConfig(window=self.window) if self.cache == "rolling" else None
@@ -460,13 +461,19 @@ class WorldSession:
 
     def _parse_control(self, control: Control) -> torch.Tensor:
         """`(batch, columns)` float64 on the CPU."""
-        spec = self.encoder.controls.spec
+        spec, walk = self.encoder.controls.spec, self.encoder.walk
         if isinstance(control, str):
             control = [control]
         if not isinstance(control, (np.ndarray, torch.Tensor)) and all(isinstance(name, str) for name in control):
-            controls = spec.row(*control)
+            controls = self.encoder.actions.row(*control)
         else:
             controls = _as_tensor(control).double()
+        if walk is not None and controls.shape in ((walk.spec.width,), (self.batch_size, walk.spec.width)):
+            motion = controls.expand(self.batch_size, -1)
+            walk.spec.check(motion[:, None], 1)
+            controls = torch.stack(
+                [walk(row.places[-1], delta) for row, delta in zip(self._state.rows, motion, strict=True)]
+            )
         if controls.shape not in ((spec.width,), (self.batch_size, spec.width)):
             raise ControlShapeError(
                 f"The control has shape {tuple(controls.shape)}; allowed: {(spec.width,)} or "
@@ -602,7 +609,7 @@ class WorldSession:
         if self.cache == "rolling":
             # Relative to the frame before, wherever that is now; only the first frame of the video has none.
             window = places[:, None]
-            if rows[0].num_frames:
+            if rows[0].num_frames and not isinstance(self.encoder.controls, PoseControls):
                 window = torch.cat([self.encoder.controls.spec.null().expand_as(window), window], dim=1)
             return self.encoder(window)
         windows = torch.stack([_with(row.places, place) for row, place in zip(rows, places, strict=True)])

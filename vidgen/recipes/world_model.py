@@ -25,10 +25,13 @@ from vidgen.controls import (
     ButtonControls,
     ControlEncoder,
     DeltaControls,
+    FloorPlan,
     PoseControls,
     ReversibleControls,
+    Walk,
 )
 from vidgen.data import EpisodeDataset
+from vidgen.data.episodes import PLANAR_POSE
 from vidgen.forcing.live import CurriculumStage, ForcingSchedule, LiveMethod, RolloutConfig
 from vidgen.models.frame_autoencoder import stride_of
 from vidgen.models.world_dit import WorldDiT
@@ -175,6 +178,8 @@ class WorldModelRecipe:
         episodes: data.
         control_type: `"map"`, rays per token, or `"vector"`, the columns themselves.
         units: what counts as 1 in controls: one number per column, or the length of a step for a map.
+        in_world: rays of absolute poses stay in the coordinates of the world, for a model of one world that is the
+            same in all episodes; else they are relative to the first frame of the window.
         new: arguments of `WorldDiT` for random weights; channels and controls follow from the data.
         pretrained: folder of a transformer to go on from.
         objective: a member of the family, by name.
@@ -190,6 +195,7 @@ class WorldModelRecipe:
     episodes: EpisodesSource
     control_type: str = "map"
     units: tuple[float, ...] = (1.0,)
+    in_world: bool = False
     new: dict[str, Any] | None = None
     pretrained: str | None = None
     objective: str = "diffusion_forcing"
@@ -259,16 +265,39 @@ def control_encoder(
 ) -> ControlEncoder:
     """How the world model reads the controls of a data set."""
     info = episodes.info
+    walk = None
     if config.episodes.controls == "cameras":
         kind: ReversibleControls = PoseControls(CAMERA_SPEC)
+        if info.pose_names == PLANAR_POSE:
+            walk = _walk(config, episodes)
     elif info.inverse_map is None:
         kind = DeltaControls(episodes.action_spec)
     else:
         kind = ButtonControls(episodes.action_spec, info.inverse_map, config.direction_embedding)
     is_map = config.control_type == "map"
     return ControlEncoder(
-        kind, config.control_type, config.units, latent_size if is_map else None, info.focal if is_map else None
+        kind,
+        config.control_type,
+        config.units,
+        latent_size if is_map else None,
+        info.focal if is_map else None,
+        config.in_world,
+        walk,
     )
+
+
+def _walk(config: WorldModelRecipe, episodes: EpisodeDataset) -> Walk:
+    """How keys move the camera: where there is one scene only, on the floor that its episodes covered."""
+    floor = None
+    if len({record.scene_seed for record in episodes.episodes}) == 1:
+        places = np.concatenate([episodes.poses(index)[:, :2] for index in range(len(episodes.episodes))])
+        floor = FloorPlan.visited(places, config.units[0])
+    elif config.in_world:
+        raise ConfigError(
+            f"in_world=true, but {episodes.root} has several scenes, whose coordinates have nothing in common; "
+            "allowed: episodes of one scene."
+        )
+    return Walk(episodes.action_spec, floor)
 
 
 def write_controls(folder: Path, encoder: ControlEncoder, episodes: EpisodeDataset) -> None:

@@ -69,7 +69,7 @@ class VizDoomWorld(PlanarWorld):
     scenario = "my_way_home"
     focal = 0.5 * PICTURE_WIDTH / PICTURE_HEIGHT
     eye_height = 41.0
-    motion = MotionStatistics(walk=12.0, turn=4 * TURN_UNIT, clearance=48.0, position_grid=1.0, turn_grid=TURN_UNIT)
+    motion = MotionStatistics(walk=12.0, turn=4 * TURN_UNIT, clearance=32.0, position_grid=1.0, turn_grid=TURN_UNIT)
 
     def __init__(self, size: int = 64) -> None:
         if size not in SIZES:
