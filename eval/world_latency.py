@@ -30,13 +30,12 @@ import matplotlib.pyplot as plt
 from _benchmark import report_progress, write_results
 
 from vidgen.pipelines import WorldModelPipeline, load_starts
-from vidgen.runtime.assets import find_asset
+from vidgen.runtime.assets import DEFAULT_WORLD_MODEL, find_asset
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import select_device, set_threads
 from vidgen.runtime.errors import VidgenError
 from vidgen.runtime.meter import run_environment
 
-MODEL = "doom-tiny"
 CACHES = ("none", "frame", "rolling")
 STAGES = ("context", "denoise", "decode")
 MIN_RATE = 8.0
@@ -116,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--frames {options.frames} --rounds {options.rounds}: both must be at least 1")
 
     try:
-        folder = options.model or find_asset(MODEL)
+        folder = options.model or find_asset(DEFAULT_WORLD_MODEL)
         start = load_starts(folder, 0)
         device, threads = select_device(), set_threads()
         pipe = WorldModelPipeline.from_pretrained(folder).to(device)

@@ -23,7 +23,17 @@ from gymnasium.utils.seeding import np_random
 from torch import nn
 
 import vidgen.envs
-from vidgen.controls import CAMERA_SPEC, ActionColumn, ActionSpec, ButtonControls, ControlEncoder, PoseControls
+from vidgen.controls import (
+    CAMERA_SPEC,
+    ActionColumn,
+    ActionSpec,
+    ButtonControls,
+    ControlEncoder,
+    FloorPlan,
+    PoseControls,
+    Walk,
+    walking_cameras,
+)
 from vidgen.controls import planar_delta_spec as delta_spec
 from vidgen.envs import RewardHead, WorldModelEnv
 from vidgen.envs.rollouts import Actions, Starts
@@ -240,6 +250,40 @@ def test_absolute_poses_are_no_actions(make_world_model):
     encoder = ControlEncoder(PoseControls(CAMERA_SPEC), "map", units=(0.7,), latent_size=(4, 4))
     with pytest.raises(VidgenError, match="absolute poses, which are no actions"):
         WorldModelEnv(make_world_model(encoder), np.zeros((2, 1, 8, 8, 3), np.uint8))
+
+
+def test_actions_walk_where_a_model_is_steered_by_absolute_poses(make_world_model):
+    moves = delta_spec("units", forward={"forward": 0.5}, **{"turn left": {"turn left": 0.4}})
+    encoder = ControlEncoder(
+        PoseControls(CAMERA_SPEC),
+        "map",
+        (0.7,),
+        (4, 4),
+        in_world=True,
+        walk=Walk(moves, FloorPlan(1.0, (0, 0), ("..",))),
+    )
+    poses = torch.tensor([[[0.5, 0.5, 0.0]], [[1.5, 0.5, 0.0]]], dtype=torch.float64)
+    frames = np.random.default_rng(0).integers(0, 256, (2, 1, 8, 8, 3), dtype=np.uint8)
+    pipe = make_world_model(encoder)
+    world = {"frames": frames, "controls": walking_cameras(poses, 0.7, 0.5).numpy()}
+    env = WorldModelEnv(pipe, world)
+    assert env.action_space.n == 3
+    env.reset(seed=0, options={"prompt": 1})
+    shown = [env.step(1)[0] for _ in range(3)]
+    session = pipe.open_session(
+        frames[1], walking_cameras(poses[1], 0.7, 0.5), seed=int(np_random(0)[0].integers(2**62))
+    )
+    # The floor ends half a unit ahead: the second step leads nowhere.
+    np.testing.assert_array_equal(shown, [session.step(["forward"]) for _ in range(3)])
+    assert session.rows[0].places[-1].equal(session.rows[0].places[0])
+    with pytest.raises(VidgenError, match="no controls"):
+        WorldModelEnv(pipe, frames)
+    with pytest.raises(VidgenError, match=r"needs \(frames, cameras\)"):
+        env.reset(options={"prompt": frames[0, 0]})
+    with pytest.raises(VidgenError, match="reward head"):
+        WorldModelEnv(pipe, world, reward_head=RewardHead(3, (8, 8)))
+    box = WorldModelEnv(pipe, world, action_space="box")
+    np.testing.assert_allclose(box.action_space.high, [0.5, 0.0, 0.4], atol=1e-6)
 
 
 def test_wrong_actions_and_prompts_are_named(pipe, starts):

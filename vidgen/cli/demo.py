@@ -9,9 +9,7 @@ from typing import Annotated
 import typer
 
 from vidgen.cli.loading import load_pipeline
-from vidgen.runtime.assets import AssetError, find_asset
-
-EMBEDDED_WORLD_MODEL = "doom-tiny"
+from vidgen.runtime.assets import DEFAULT_WORLD_MODEL, AssetError, find_asset
 
 
 def demo(
@@ -56,6 +54,6 @@ def demo(
 def embedded_world_models() -> list[Path]:
     """The world models that came with vidgen."""
     try:
-        return [find_asset(EMBEDDED_WORLD_MODEL)]
+        return [find_asset(DEFAULT_WORLD_MODEL)]
     except AssetError:
         return []

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from vidgen.cli.generate import claim_output
 from vidgen.cli.loading import load_pipeline
+from vidgen.runtime.assets import DEFAULT_WORLD_MODEL, find_asset
 
 app = typer.Typer(help="Record worlds and play models of them.", rich_markup_mode="markdown")
 
@@ -81,7 +82,13 @@ def play(
     script: Annotated[
         Path, typer.Option(metavar="FILE", help="Keys: lines `KEY + KEY x FRAMES`, such as `forward + turn left x 4`.")
     ],
-    model: Annotated[str, typer.Option(metavar="FOLDER", help="What `vidgen train world_model_assemble` wrote.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="What `vidgen train world_model_assemble` wrote. Default: the embedded level of Doom.",
+        ),
+    ] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Play without a screen, into a file.")] = False,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="An .mp4 file.")] = Path("play.mp4"),
     start: Annotated[int, typer.Option(help="Which of the model's starts to begin at.")] = 0,
@@ -101,6 +108,7 @@ def play(
         from vidgen.data import VideoWriter
         from vidgen.pipelines import WorldModelPipeline, load_starts, parse_script
 
+        model = model or str(find_asset(DEFAULT_WORLD_MODEL))
         pipe = load_pipeline(WorldModelPipeline, model, device)
         keys = parse_script(script.read_text(encoding="utf-8"), pipe.control_encoder.actions)
         frames, controls = load_starts(model, start)

@@ -452,7 +452,8 @@ def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
     # Stored in half the bytes; whoever loads them chooses the type to compute in, float32 by default.
     pipeline.transformer.to(torch.float16)
     pipeline.vae.to(torch.float16)
-    starts = EpisodeDataset(config.episodes, "validation", config.start_frames, in_memory=False)
+    kind = "cameras" if isinstance(pipeline.control_encoder.controls, PoseControls) else "actions"
+    starts = EpisodeDataset(config.episodes, "validation", config.start_frames, controls=kind, in_memory=False)
     chosen = _telling_windows(starts, config.num_starts)
     output_dir = Path(config.output_dir)
     with atomic_directory(output_dir) as folder:
@@ -483,7 +484,7 @@ def _telling_windows(starts: EpisodeDataset, count: int) -> list[int]:
 
 def _model_card(config: AssembleWorldModelRecipe, pipeline: WorldModelPipeline, world: str) -> str:
     sizes = ", ".join(f"{name} {count:.2f} M" for name, count in parameter_counts(pipeline).items())
-    controls = pipeline.control_encoder.controls.spec
+    actions = pipeline.control_encoder.actions
     return f"""---
 library_name: diffusers
 license: apache-2.0
@@ -492,7 +493,7 @@ license: apache-2.0
 # {Path(config.output_dir).name}
 
 A world model of `{world}` small enough to play on a bare CPU: one frame at a time, {config.num_inference_steps}
-denoising steps each, steered by {", ".join(controls.names)}. `vidgen world play` plays it.
+denoising steps each, steered by {", ".join(actions.names)}. `vidgen world play` plays it.
 
 - **Parameters**: {sizes}. Context: the last {pipeline.transformer.config.window - 1} frames.
 - **Data**: recorded by `vidgen world record`; nothing was downloaded.

@@ -10,6 +10,7 @@ from pathlib import Path
 from .errors import VidgenError, suggestion
 
 DEFAULT_MODEL = "landscape-tiny"
+DEFAULT_WORLD_MODEL = "doom-tiny"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 ASSET_FOLDERS = (_PACKAGE / "assets", _PACKAGE.parent / "assets")
