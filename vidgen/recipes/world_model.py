@@ -449,6 +449,11 @@ def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
         num_inference_steps=config.num_inference_steps,
         context_sigma=config.context_sigma,
     )
+    window = pipeline.transformer.config.window
+    if config.start_frames >= window:
+        raise ConfigError(
+            f"start_frames={config.start_frames}; beside a new frame the transformer sees {window - 1}: at most that many."
+        )
     # Stored in half the bytes; whoever loads them chooses the type to compute in, float32 by default.
     pipeline.transformer.to(torch.float16)
     pipeline.vae.to(torch.float16)
