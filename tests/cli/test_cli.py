@@ -88,6 +88,19 @@ BAD_ARGUMENTS = {
     "budget": (["generate", "a meadow", "--max-memory-gb", "0"], "--max-memory-gb 0 must be above 0"),
     "output format": (["generate", "a meadow", "-o", "video.avi"], "must end in .mp4, as video.mp4"),
     "output folder": (["generate", "a meadow", "-o", "nowhere/video.mp4"], "folder nowhere doesn't exist"),
+    "output name too long": (
+        ["generate", "a meadow", "-o", "a" * 300 + ".mp4"],
+        "name of --output has 304 bytes; allowed: at most 221",
+    ),
+    "session name too long": (["generate", "a meadow", "-o", "ä" * 109 + ".mp4"], "has 222 bytes; allowed: at most"),
+    "output folder name too long": (
+        ["generate", "a meadow", "-o", "a" * 300 + "/video.mp4"],
+        "aa/video.mp4: File name too long; choose another one",
+    ),
+    "output path too long": (
+        ["generate", "a meadow", "-o", "a/" * 3000 + "video.mp4"],
+        "a/video.mp4: File name too long; choose another one",
+    ),
     "resume missing": (["generate", "--resume", "v.mp4.session.safetensors"], "is not a file"),
     "resume with prompt": (["generate", "a meadow", "--resume", "x"], "leave out PROMPT"),
     "resume with seed": (["generate", "--seed", "0", "--resume", "x"], "leave out --seed"),
@@ -367,6 +380,22 @@ def test_what_the_model_refuses_is_one_line(run, tiny_model_folder, tmp_path, op
     assert err.splitlines()[-1].startswith("error: ")
     assert message.lower() in err.lower()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", [("--seconds", 1e30), ("--seconds", 1e9), ("--frames", 10**9)])
+def test_a_length_without_end_is_refused_with_the_longest_that_is_allowed(run, tiny_model_folder, tmp_path, option):
+    code, _, err = run("generate", "a meadow", "--model", tiny_model_folder, "--seed", 0, *option)
+    assert code == 2
+    assert "10,000,000" in err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_longest_name_of_an_output_can_be_stopped_and_is_named_in_full(run, tiny_model_folder, tmp_path, monkeypatch):
+    name = "a" * 217 + ".mp4"
+    stop_after(monkeypatch, chunks=1, kill=False)
+    code, _, err = run("generate", "a meadow", "--model", tiny_model_folder, "--seed", 0, "--frames", 60, "-o", name)
+    assert code == 130 and name in err
+    assert (tmp_path / f"{name}.session.safetensors").is_file()
 
 
 def test_full_memory_of_three_hours_is_refused_with_a_remedy(run, tiny_model_folder):
