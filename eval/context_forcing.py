@@ -37,7 +37,16 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import WorkFolder, add_out, add_seeds, reports_errors, write_results
+from _benchmark import (
+    WorkFolder,
+    add_out,
+    add_seeds,
+    add_sizes,
+    check_sizes,
+    parse_sizes,
+    reports_errors,
+    write_results,
+)
 
 from vidgen.forcing.conditions import Conditions, predict_velocity
 from vidgen.forcing.context_teacher import ContextTeacherConfig, ContextTeacherMethod
@@ -94,9 +103,7 @@ class Sizes:
     ode_steps: int = 8
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ConfigError(f"{field.name}={getattr(self, field.name)}; it must be positive.")
+        check_sizes(self)
         if self.test_frames % CHUNK or self.test_videos < 2:
             raise ConfigError(
                 f"test_frames={self.test_frames}, test_videos={self.test_videos}; allowed: multiples of {CHUNK}, and "
@@ -558,7 +565,11 @@ def report(results: dict[str, dict[int, Any]], sizes: Sizes, out: Path) -> str:
         The table.
     """
     sections = []
-    summary: dict[str, Any] = {"environment": run_environment(), "sizes": dataclasses.asdict(sizes)}
+    summary: dict[str, Any] = {
+        "benchmark": "context_forcing",
+        "environment": run_environment(),
+        "sizes": dataclasses.asdict(sizes),
+    }
     for part, by_seed in results.items():
         runs = [run for run in by_seed.values() if run is not None]
         missing = ", ".join(str(seed) for seed, run in by_seed.items() if run is None)
@@ -588,22 +599,6 @@ def describe(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def parse_sizes(items: Sequence[str]) -> Sizes:
-    """Sizes with `NAME=NUMBER` changes.
-
-    Raises:
-        ConfigError: an unknown name, no number, or an impossible one.
-    """
-    names = [field.name for field in dataclasses.fields(Sizes)]
-    changes = {}
-    for item in items:
-        name, _, number = item.partition("=")
-        if name not in names or not (number.isascii() and number.isdigit()):
-            raise ConfigError(f"--set {item}: allowed NAME=NUMBER with NAME of {', '.join(names)}")
-        changes[name] = int(number)
-    return dataclasses.replace(Sizes(), **changes)
-
-
 @reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen parts where they aren't measured yet; write and print what is measured."""
@@ -612,10 +607,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_seeds(parser)
     parser.add_argument("--work", type=Path, default=Path("runs/context_forcing_bench"), help="default: %(default)s")
     add_out(parser, "context_forcing")
-    names = ", ".join(field.name for field in dataclasses.fields(Sizes))
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help=f"budget: {names}")
+    add_sizes(parser, Sizes)
     options = parser.parse_args(arguments)
-    sizes = parse_sizes(options.set)
+    sizes = parse_sizes(Sizes, options.set)
     set_threads()
 
     folders = {seed: WorkFolder(options.work / f"seed_{seed}", dataclasses.asdict(sizes)) for seed in options.seeds}
