@@ -70,10 +70,10 @@ from vidgen.metrics import RecallByGap, code_recall, effective_context_length, n
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.recipes.context_data import TEXT_DIM, CodeLayouts, CodeRollouts, CodeWorldData, ContextRange
 from vidgen.runtime.device import generator_for, set_threads
-from vidgen.runtime.errors import ConfigError
+from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.runtime.meter import run_environment
 from vidgen.train import OptimizerConfig, TrainConfig, fit
-from vidgen.worlds.code_worlds import PanoramaWorld, RoomsWorld
+from vidgen.worlds.code_worlds import CodeVideos, PanoramaWorld, RoomsWorld
 
 CHUNK, FRAME_SHAPE, CHANCE = 3, (4, 2, 8), 1 / 8
 # What the toy worlds' latent frames stand for: Wan's 4 latent frames per second
@@ -109,10 +109,10 @@ class Sizes:
                 f"test_frames={self.test_frames}, test_videos={self.test_videos}; allowed: multiples of {CHUNK}, and "
                 "at least 2, since videos are compared."
             )
-        if self.min_rollout > self.max_rollout or self.max_rollout % CHUNK:
+        if not CHUNK <= self.min_rollout <= self.max_rollout or self.max_rollout % CHUNK:
             raise ConfigError(
-                f"min_rollout={self.min_rollout}, max_rollout={self.max_rollout}; allowed: at most max_rollout, a "
-                f"multiple of {CHUNK}."
+                f"min_rollout={self.min_rollout}, max_rollout={self.max_rollout}; allowed: from {CHUNK} to "
+                f"max_rollout, a multiple of {CHUNK}."
             )
 
 
@@ -300,6 +300,22 @@ def beyond_window(measured: dict[str, Any]) -> float | None:
     return known(recall.rate(shortest, max(shortest, len(measured["counts"]) - 1)))
 
 
+def rooms_test_videos(sizes: Sizes, seed: int) -> CodeVideos:
+    """The true videos that students and teachers are tested on.
+
+    Raises:
+        ConfigError: too few or short for two of them to visit the same room, which is what agreement is about.
+    """
+    videos = RoomsWorld().sample(sizes.test_videos, sizes.test_frames, generator_for(seed, 5))
+    try:
+        place_agreement(videos.codes, videos.places)
+    except VidgenError as error:
+        raise ConfigError(
+            f"test_videos={sizes.test_videos}, test_frames={sizes.test_frames}, seed {seed}: {error}"
+        ) from error
+    return videos
+
+
 def rooms(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
     """Students A, B and C, and the teachers themselves."""
     context = train_teacher(work / "context_teacher", "rooms", MEMORY, sizes.teacher_steps, sizes, seed)
@@ -310,7 +326,7 @@ def rooms(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
         "B memoryless teacher": train_student(work / "student_b", blind, blind, "window", memory, sizes, seed),
         "C no stage 2": blind,
     }
-    videos = RoomsWorld().sample(sizes.test_videos, sizes.test_frames, generator_for(seed, 5))
+    videos = rooms_test_videos(sizes, seed)
     measured = {}
     for name, student in students.items():
         latents = sample_student(student, SlowFastMemory(memory, CHUNK), videos.conditions, seed)
@@ -612,6 +628,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = parse_sizes(Sizes, options.set)
     set_threads()
 
+    if "rooms" in options.parts:
+        for seed in options.seeds:
+            rooms_test_videos(sizes, seed)  # after hours of training is too late to find them unfit
     folders = {seed: WorkFolder(options.work / f"seed_{seed}", dataclasses.asdict(sizes)) for seed in options.seeds}
     results: dict[str, dict[int, Any]] = {part: {} for part in PARTS}
     for seed, folder in folders.items():

@@ -1,4 +1,4 @@
-"""What would be wrong: results of one benchmark overwritten by another, or found unreadable after hours of measuring."""
+"""What would be wrong: results of one benchmark that another overwrites, or finds unreadable after hours of work."""
 
 from __future__ import annotations
 
