@@ -197,6 +197,16 @@ def test_a_stopped_training_tells_the_command_that_goes_on(run, monkeypatch, sto
     assert (code, out, err) == (130, "", f"{stop or 'stopped'}; go on with: {again}\n")
 
 
+def test_a_stopped_training_of_scene_graphs_tells_it_too(run, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt("stopped at step 7")
+
+    monkeypatch.setattr("scene_graph.recipes.train_predictor", interrupted)
+    code, out, err = run("scene-graph", "train", "predictor", "train.max_steps=9")
+    again = "vidgen scene-graph train predictor train.max_steps=9"
+    assert (code, out, err) == (130, "", f"stopped at step 7; go on with: {again}\n")
+
+
 def test_recipes_are_the_training_scripts_and_exist():
     from vidgen.runtime.config import find_config
 
@@ -206,8 +216,7 @@ def test_recipes_are_the_training_scripts_and_exist():
     # What isn't trained by steps, an index and the folder of all parts, has no script.
     trained = {f"sgg_{name}" for name in SCENE_GRAPH_RECIPES} - {"sgg_index", "sgg_assemble"}
     assert {*RECIPES, *trained} == scripts
-    packaged = [(f"scene_graph.recipes:{function}", config) for function, config in SCENE_GRAPH_RECIPES.values()]
-    for target, config in [*RECIPES.values(), *packaged]:
+    for target, config in [*RECIPES.values(), *SCENE_GRAPH_RECIPES.values()]:
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function)), target
         assert find_config(config).is_file()
