@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +27,8 @@ from vidgen.worlds.landscape import BIOMES, FAST_SPEED, RAMP_SECONDS, TIMES, TRA
 
 # Held-out scenes; the classifier learns from seeds below, the recipes of the model from lower ones still.
 TEST_SEEDS = 4_000_000
+
+Sizes = TypeVar("Sizes")
 
 
 def make_parser(description: str, name: str) -> argparse.ArgumentParser:
@@ -42,21 +46,85 @@ def make_parser(description: str, name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_out(parser: argparse.ArgumentParser, name: str) -> None:
-    """Adds `--out`, by default the benchmark's folder in `eval/results`."""
+def add_out(parser: argparse.ArgumentParser, name: str, parent: str = "eval/results") -> None:
+    """Adds `--out`, by default the benchmark's folder in `eval/results`.
+
+    Args:
+        parser: of the benchmark.
+        name: of the benchmark, under `"benchmark"` in its results.
+        parent: of the default folder.
+    """
     # Text, so that the default too has to be a folder that can be written in.
-    default = f"eval/results/{name}"
-    parser.add_argument("--out", type=_output_folder, default=default, help="output folder; default: %(default)s")
+    folder, default = functools.partial(_output_folder, name), f"{parent}/{name}"
+    parser.add_argument("--out", type=folder, default=default, help="output folder; default: %(default)s")
 
 
-def _output_folder(text: str) -> Path:
+def _output_folder(name: str, text: str) -> Path:
     """Made at once: after hours of measuring it is too late to learn that nothing can be written."""
+    folder = Path(text)
     try:
-        Path(text).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=text):  # permission bits don't tell about read-only file systems
-            return Path(text)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # permission bits don't tell about read-only file systems
+            pass
+        held = _benchmark_of(folder / "results.json")
     except OSError as error:
         raise argparse.ArgumentTypeError(f"can't write in {text!r} ({error.strerror}); give a folder") from error
+    if held not in (None, name):
+        raise argparse.ArgumentTypeError(
+            f"{folder / 'results.json'} holds {held}, not results of {name}; give another folder or delete it"
+        )
+    return folder
+
+
+def _benchmark_of(results: Path) -> str | None:
+    """The benchmark that wrote a file of results; None where there is no file."""
+    if not results.exists():
+        return None
+    try:
+        content = json.loads(results.read_text(encoding="utf-8"))
+    except ValueError:
+        return "no JSON"
+    name = content.get("benchmark") if isinstance(content, dict) else None
+    return name if isinstance(name, str) else "nothing that says which benchmark it is of"
+
+
+def add_sizes(parser: argparse.ArgumentParser, kind: type) -> None:
+    """Adds `--set`, which changes sizes; see `parse_sizes`."""
+    names = ", ".join(field.name for field in dataclasses.fields(kind))
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help=f"budget: {names}")
+
+
+def parse_sizes(kind: type[Sizes], items: Sequence[str]) -> Sizes:
+    """Sizes with `NAME=NUMBER` changes.
+
+    Args:
+        kind: dataclass of numbers with defaults.
+        items: of `--set`.
+
+    Raises:
+        ConfigError: an unknown name, no number of its kind, or an impossible one.
+    """
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(kind)}
+    changes = {}
+    for item in items:
+        name, _, number = item.partition("=")
+        try:
+            changes[name] = kinds[name](number)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"--set {item}: allowed NAME=NUMBER with NAME of {', '.join(kinds)}") from error
+    return kind(**changes)
+
+
+def check_sizes(sizes: Any, may_be_zero: Sequence[str] = ()) -> None:
+    """Refuses what isn't positive and finite among sizes.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    for field in dataclasses.fields(sizes):
+        value = getattr(sizes, field.name)
+        if not 0 <= value < math.inf or (value == 0 and field.name not in may_be_zero):
+            raise ConfigError(f"{field.name}={value}; it must be positive.")
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
@@ -83,13 +151,13 @@ class _DifferentSeeds(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def reports_errors(main: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
+def reports_errors(main: Callable[..., int]) -> Callable[..., int]:
     """Makes a benchmark end in one line and with status 2 at an error that its user can repair."""
 
     @functools.wraps(main)
-    def reporting(arguments: Sequence[str] | None = None) -> int:
+    def reporting(*arguments: Any, **options: Any) -> int:
         try:
-            return main(arguments)
+            return main(*arguments, **options)
         except (VidgenError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -37,7 +37,16 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import WorkFolder, add_out, add_seeds, reports_errors, write_results
+from _benchmark import (
+    WorkFolder,
+    add_out,
+    add_seeds,
+    add_sizes,
+    check_sizes,
+    parse_sizes,
+    reports_errors,
+    write_results,
+)
 
 from vidgen.forcing.conditions import Conditions, predict_velocity
 from vidgen.forcing.context_teacher import ContextTeacherConfig, ContextTeacherMethod
@@ -61,10 +70,10 @@ from vidgen.metrics import RecallByGap, code_recall, effective_context_length, n
 from vidgen.models.causal_wan import CausalWanTransformer3DModel
 from vidgen.recipes.context_data import TEXT_DIM, CodeLayouts, CodeRollouts, CodeWorldData, ContextRange
 from vidgen.runtime.device import generator_for, set_threads
-from vidgen.runtime.errors import ConfigError
+from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.runtime.meter import run_environment
 from vidgen.train import OptimizerConfig, TrainConfig, fit
-from vidgen.worlds.code_worlds import PanoramaWorld, RoomsWorld
+from vidgen.worlds.code_worlds import CodeVideos, PanoramaWorld, RoomsWorld
 
 CHUNK, FRAME_SHAPE, CHANCE = 3, (4, 2, 8), 1 / 8
 # What the toy worlds' latent frames stand for: Wan's 4 latent frames per second
@@ -94,18 +103,16 @@ class Sizes:
     ode_steps: int = 8
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ConfigError(f"{field.name}={getattr(self, field.name)}; it must be positive.")
+        check_sizes(self)
         if self.test_frames % CHUNK or self.test_videos < 2:
             raise ConfigError(
                 f"test_frames={self.test_frames}, test_videos={self.test_videos}; allowed: multiples of {CHUNK}, and "
                 "at least 2, since videos are compared."
             )
-        if self.min_rollout > self.max_rollout or self.max_rollout % CHUNK:
+        if not CHUNK <= self.min_rollout <= self.max_rollout or self.max_rollout % CHUNK:
             raise ConfigError(
-                f"min_rollout={self.min_rollout}, max_rollout={self.max_rollout}; allowed: at most max_rollout, a "
-                f"multiple of {CHUNK}."
+                f"min_rollout={self.min_rollout}, max_rollout={self.max_rollout}; allowed: from {CHUNK} to "
+                f"max_rollout, a multiple of {CHUNK}."
             )
 
 
@@ -293,6 +300,22 @@ def beyond_window(measured: dict[str, Any]) -> float | None:
     return known(recall.rate(shortest, max(shortest, len(measured["counts"]) - 1)))
 
 
+def rooms_test_videos(sizes: Sizes, seed: int) -> CodeVideos:
+    """The true videos that students and teachers are tested on.
+
+    Raises:
+        ConfigError: too few or short for two of them to visit the same room, which is what agreement is about.
+    """
+    videos = RoomsWorld().sample(sizes.test_videos, sizes.test_frames, generator_for(seed, 5))
+    try:
+        place_agreement(videos.codes, videos.places)
+    except VidgenError as error:
+        raise ConfigError(
+            f"test_videos={sizes.test_videos}, test_frames={sizes.test_frames}, seed {seed}: {error}"
+        ) from error
+    return videos
+
+
 def rooms(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
     """Students A, B and C, and the teachers themselves."""
     context = train_teacher(work / "context_teacher", "rooms", MEMORY, sizes.teacher_steps, sizes, seed)
@@ -303,7 +326,7 @@ def rooms(work: Path, sizes: Sizes, seed: int) -> dict[str, Any]:
         "B memoryless teacher": train_student(work / "student_b", blind, blind, "window", memory, sizes, seed),
         "C no stage 2": blind,
     }
-    videos = RoomsWorld().sample(sizes.test_videos, sizes.test_frames, generator_for(seed, 5))
+    videos = rooms_test_videos(sizes, seed)
     measured = {}
     for name, student in students.items():
         latents = sample_student(student, SlowFastMemory(memory, CHUNK), videos.conditions, seed)
@@ -558,7 +581,11 @@ def report(results: dict[str, dict[int, Any]], sizes: Sizes, out: Path) -> str:
         The table.
     """
     sections = []
-    summary: dict[str, Any] = {"environment": run_environment(), "sizes": dataclasses.asdict(sizes)}
+    summary: dict[str, Any] = {
+        "benchmark": "context_forcing",
+        "environment": run_environment(),
+        "sizes": dataclasses.asdict(sizes),
+    }
     for part, by_seed in results.items():
         runs = [run for run in by_seed.values() if run is not None]
         missing = ", ".join(str(seed) for seed, run in by_seed.items() if run is None)
@@ -588,22 +615,6 @@ def describe(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def parse_sizes(items: Sequence[str]) -> Sizes:
-    """Sizes with `NAME=NUMBER` changes.
-
-    Raises:
-        ConfigError: an unknown name, no number, or an impossible one.
-    """
-    names = [field.name for field in dataclasses.fields(Sizes)]
-    changes = {}
-    for item in items:
-        name, _, number = item.partition("=")
-        if name not in names or not (number.isascii() and number.isdigit()):
-            raise ConfigError(f"--set {item}: allowed NAME=NUMBER with NAME of {', '.join(names)}")
-        changes[name] = int(number)
-    return dataclasses.replace(Sizes(), **changes)
-
-
 @reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen parts where they aren't measured yet; write and print what is measured."""
@@ -612,12 +623,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_seeds(parser)
     parser.add_argument("--work", type=Path, default=Path("runs/context_forcing_bench"), help="default: %(default)s")
     add_out(parser, "context_forcing")
-    names = ", ".join(field.name for field in dataclasses.fields(Sizes))
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help=f"budget: {names}")
+    add_sizes(parser, Sizes)
     options = parser.parse_args(arguments)
-    sizes = parse_sizes(options.set)
+    sizes = parse_sizes(Sizes, options.set)
     set_threads()
 
+    if "rooms" in options.parts:
+        for seed in options.seeds:
+            rooms_test_videos(sizes, seed)  # after hours of training is too late to find them unfit
     folders = {seed: WorkFolder(options.work / f"seed_{seed}", dataclasses.asdict(sizes)) for seed in options.seeds}
     results: dict[str, dict[int, Any]] = {part: {} for part in PARTS}
     for seed, folder in folders.items():

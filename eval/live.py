@@ -51,7 +51,17 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import WorkFolder, report_progress, write_results
+from _benchmark import (
+    WorkFolder,
+    add_out,
+    add_seeds,
+    add_sizes,
+    check_sizes,
+    parse_sizes,
+    report_progress,
+    reports_errors,
+    write_results,
+)
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -153,10 +163,7 @@ class Sizes:
     horizon: int = 8
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value < 0 or (value == 0 and field.name != "per_token_controls"):
-                raise ConfigError(f"{field.name}={value}; it must be positive.")
+        check_sizes(self, may_be_zero=("per_token_controls",))
         if self.per_token_controls > 1 or self.window % 4 or self.horizon % 2 or self.dim % 32 or self.sequences < 2:
             raise ConfigError(
                 f"per_token_controls={self.per_token_controls}, window={self.window}, horizon={self.horizon}, "
@@ -758,36 +765,19 @@ def make_table(results: dict[str, Any]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def parse_sizes(items: Sequence[str]) -> Sizes:
-    """Sizes with `NAME=NUMBER` changes.
-
-    Raises:
-        ConfigError: an unknown name, no number, or an impossible one.
-    """
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(Sizes)}
-    changes = {}
-    for item in items:
-        name, _, number = item.partition("=")
-        try:
-            changes[name] = kinds[name](number)
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"{item}: allowed NAME=NUMBER with NAME of {', '.join(kinds)}") from error
-    return dataclasses.replace(Sizes(), **changes)
-
-
+@reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what isn't measured yet; write results.json, table.md, plots and videos; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), help="default: all")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    add_seeds(parser)
     parser.add_argument(
         "--ablations", nargs="*", choices=ABLATIONS, default=list(ABLATIONS), help="beside no_cycle; default: all"
     )
     parser.add_argument("--work", type=Path, default=Path("runs/eval/live"), help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("eval/results/live"), help="default: %(default)s")
+    add_out(parser, "live")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
-    names = ", ".join(field.name for field in dataclasses.fields(Sizes))
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help=f"budget: {names}")
+    add_sizes(parser, Sizes)
     options = parser.parse_args(arguments)
     set_threads()
 
@@ -797,16 +787,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if package is not None and importlib.util.find_spec(package) is None:
             skipped[name] = f'{package} is not installed: pip install "vidgen[worlds]"'
             print(f"{name} is skipped: {skipped[name]}", flush=True)
-    try:
-        sizes = parse_sizes(options.set)
-        benches = [
-            Bench(name, sizes, seed, options.work)
-            for name in options.worlds
-            if name not in skipped
-            for seed in options.seeds
-        ]
-    except ConfigError as error:
-        parser.error(str(error))
+    sizes = parse_sizes(Sizes, options.set)
+    benches = [
+        Bench(name, sizes, seed, options.work)
+        for name in options.worlds
+        if name not in skipped
+        for seed in options.seeds
+    ]
     worlds: dict[str, dict[int, Any]] = {}
     for bench in benches:
         worlds.setdefault(bench.world, {})[bench.seed] = bench.run(options.ablations)

@@ -53,7 +53,17 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import WorkFolder, add_out, add_seeds, report_progress, reports_errors, write_results
+from _benchmark import (
+    WorkFolder,
+    add_out,
+    add_seeds,
+    add_sizes,
+    check_sizes,
+    parse_sizes,
+    report_progress,
+    reports_errors,
+    write_results,
+)
 
 from scene_graph import recipes
 from scene_graph.metrics import SceneGraphEvaluator, auc
@@ -66,7 +76,6 @@ from scene_graph.schema import SceneGraph, idf_weights
 from scene_graph.simulator import SimulatorConfig, simulate
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import derive_seed, set_threads
-from vidgen.runtime.errors import ConfigError
 from vidgen.runtime.meter import run_environment
 
 NUM_EXAMPLES = 2
@@ -104,10 +113,7 @@ class Sizes:
     batch_size: int = 16
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value < (0 if field.name == "encoder_steps" else 1):
-                raise ConfigError(f"{field.name}={value}; it must be positive.")
+        check_sizes(self, may_be_zero=("encoder_steps",))
 
 
 class Bench(WorkFolder):
@@ -434,36 +440,21 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def parse_sizes(items: Sequence[str]) -> Sizes:
-    """Sizes with `NAME=NUMBER` changes.
-
-    Raises:
-        ConfigError: an unknown name, no whole number, or an impossible one.
-    """
-    names = [field.name for field in dataclasses.fields(Sizes)]
-    changes = {}
-    for item in items:
-        name, _, number = item.partition("=")
-        if name not in names or not number.isdigit():
-            raise ConfigError(f"{item}: allowed NAME=NUMBER with NAME of {', '.join(names)}.")
-        changes[name] = int(number)
-    return dataclasses.replace(Sizes(), **changes)
-
-
 @reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what isn't measured yet; write results.json, table.md and scores.png; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_seeds(parser)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER", help="other sizes")
+    add_sizes(parser, Sizes)
     parser.add_argument("--work", type=Path, default=Path("runs/eval/sgg_icl"), help="folder of the trained parts")
     add_out(parser, "sgg_icl")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(arguments)
     set_threads()
-    sizes = parse_sizes(options.set)
+    sizes = parse_sizes(Sizes, options.set)
     runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
     results = {
+        "benchmark": "sgg_icl",
         "sizes": dataclasses.asdict(sizes),
         "environment": run_environment(),
         "seeds": {str(seed): run for seed, run in runs.items()},

@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _benchmark import report_progress, write_results
+from _benchmark import add_out, report_progress, reports_errors, write_results
 
 from scene_graph.consistency import scene_graph_consistency
 from scene_graph.datasets import VideoFrames
 from scene_graph.formats import read_graphs
 from scene_graph.schema import Sample, SceneGraph, SceneGraphError, Vocabulary
 from vidgen.runtime.device import set_threads
-from vidgen.runtime.errors import VidgenError, suggestion
+from vidgen.runtime.errors import suggestion
 from vidgen.runtime.meter import run_environment
 
 
@@ -38,7 +38,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--condition", type=Path, help="JSON file: by video name without ending, [[subject, predicate, object], ...]"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/video_scene_graph"), help="output folder")
+    add_out(parser, "video_scene_graph", parent="runs")
     return parser.parse_args(arguments)
 
 
@@ -124,6 +124,7 @@ def make_table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None, pipeline: Any = None) -> int:
     """Measure all videos; write results.json and table.md; print the table.
 
@@ -133,19 +134,15 @@ def main(arguments: Sequence[str] | None = None, pipeline: Any = None) -> int:
     """
     options = parse_arguments(arguments)
     set_threads()
-    try:
-        if pipeline is None:
-            from scene_graph.pipeline import SGGICLPipeline
+    if pipeline is None:
+        from scene_graph.pipeline import SGGICLPipeline
 
-            pipeline = SGGICLPipeline.from_pretrained(options.model)
-        conditions, unknown = read_conditions(options.condition, options.videos, pipeline.predictor.vocabulary)
-        measured = {}
-        for number, video in enumerate(options.videos, start=1):
-            report_progress(f"{video.name} ({number}/{len(options.videos)})")
-            measured[video.stem] = measure(video, pipeline, options.fps, conditions.get(video.stem))
-    except VidgenError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        pipeline = SGGICLPipeline.from_pretrained(options.model)
+    conditions, unknown = read_conditions(options.condition, options.videos, pipeline.predictor.vocabulary)
+    measured = {}
+    for number, video in enumerate(options.videos, start=1):
+        report_progress(f"{video.name} ({number}/{len(options.videos)})")
+        measured[video.stem] = measure(video, pipeline, options.fps, conditions.get(video.stem))
     results = {
         "benchmark": "video_scene_graph",
         "model": str(options.model),

@@ -27,13 +27,12 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import report_progress, write_results
+from _benchmark import add_out, report_progress, reports_errors, write_results
 
 from vidgen.pipelines import WorldModelPipeline, load_starts
 from vidgen.runtime.assets import DEFAULT_WORLD_MODEL, find_asset
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import select_device, set_threads
-from vidgen.runtime.errors import VidgenError
 from vidgen.runtime.meter import run_environment
 
 CACHES = ("none", "frame", "rolling")
@@ -102,11 +101,12 @@ def plot(results: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+@reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; write results.json, table.md and stages.png; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of a world model with starts; default the embedded one")
-    parser.add_argument("--out", type=Path, default=Path("eval/results/world_latency"), help="output folder")
+    add_out(parser, "world_latency")
     parser.add_argument("--frames", type=int, default=48, help="timed frames of an arm and round; default 48")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
@@ -114,14 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.frames < 1 or options.rounds < 1:
         parser.error(f"--frames {options.frames} --rounds {options.rounds}: both must be at least 1")
 
-    try:
-        folder = options.model or find_asset(DEFAULT_WORLD_MODEL)
-        start = load_starts(folder, 0)
-        device, threads = select_device(), set_threads()
-        pipe = WorldModelPipeline.from_pretrained(folder).to(device)
-    except (VidgenError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    folder = options.model or find_asset(DEFAULT_WORLD_MODEL)
+    start = load_starts(folder, 0)
+    device, threads = select_device(), set_threads()
+    pipe = WorldModelPipeline.from_pretrained(folder).to(device)
     rounds: dict[str, list[Any]] = {cache: [] for cache in caches_of(pipe)}
     for number in range(options.rounds):
         for cache, measured in rounds.items():
@@ -143,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
     ]
     results = {
+        "benchmark": "world_latency",
         "model": Path(folder).name,
         "frames": options.frames,
         "num_inference_steps": pipe.config.num_inference_steps,

@@ -71,7 +71,17 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import WorkFolder, add_out, add_seeds, report_progress, reports_errors, write_results
+from _benchmark import (
+    WorkFolder,
+    add_out,
+    add_seeds,
+    add_sizes,
+    check_sizes,
+    parse_sizes,
+    report_progress,
+    reports_errors,
+    write_results,
+)
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from PIL import Image, ImageDraw
@@ -152,10 +162,7 @@ class Sizes:
     longest: int = 32
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{field.name}={value}; it must be positive.")
+        check_sizes(self)
         if self.window % 2 or self.window < 8 or self.dim % 32 or self.test_places < 2:
             raise ConfigError(
                 f"window={self.window}, dim={self.dim}, test_places={self.test_places}; allowed: even from 8 on, "
@@ -739,23 +746,6 @@ def plot_gains(runs: list[dict[str, Any]], sizes: Sizes, path: Path) -> None:
     plt.close(figure)
 
 
-def parse_sizes(items: Sequence[str]) -> Sizes:
-    """Sizes with `NAME=NUMBER` changes.
-
-    Raises:
-        ConfigError: an unknown name, no number, or an impossible one.
-    """
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(Sizes)}
-    changes = {}
-    for item in items:
-        name, _, number = item.partition("=")
-        try:
-            changes[name] = kinds[name](number)
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"--set {item}: allowed NAME=NUMBER with NAME of {', '.join(kinds)}") from error
-    return Sizes(**changes)
-
-
 @reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what isn't measured yet; write results.json, table.md, the plot and the sheet; print the table."""
@@ -764,11 +754,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=Path("runs/eval/world_revisits"), help="default: %(default)s")
     add_out(parser, "world_revisits")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
-    names = ", ".join(field.name for field in dataclasses.fields(Sizes))
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help=f"budget: {names}")
+    add_sizes(parser, Sizes)
     options = parser.parse_args(arguments)
     set_threads()
-    sizes = parse_sizes(options.set)
+    sizes = parse_sizes(Sizes, options.set)
     benches = [Bench(sizes, seed, options.work) for seed in options.seeds]
     runs = {bench.seed: bench.run() for bench in benches}
     results = {

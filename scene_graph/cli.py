@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -10,21 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vidgen.cli.train import run_recipe
 from vidgen.runtime.errors import suggestion
 
 if TYPE_CHECKING:
     from scene_graph.datasets import SceneDataset
 
-# Recipe -> its function in scene_graph.recipes, and the config it uses unless told.
+# As in vidgen.cli.train.
 RECIPES = {
-    "predictor": ("train_predictor", "sgg/tiny_predictor"),
-    "predictor_mllm": ("train_mllm_predictor", "sgg/qwen3vl_2b_4dor_predictor"),
-    "encoder": ("train_encoder", "sgg/tiny_encoder"),
-    "reranker": ("train_reranker", "sgg/tiny_reranker"),
-    "reranker_mllm": ("train_mllm_reranker", "sgg/qwen3vl_2b_4dor_reranker"),
-    "index": ("build_index", "sgg/tiny_index"),
-    "router": ("train_router", "sgg/tiny_router"),
-    "assemble": ("assemble", "sgg/tiny_assemble"),
+    "predictor": ("scene_graph.recipes:train_predictor", "sgg/tiny_predictor"),
+    "predictor_mllm": ("scene_graph.recipes:train_mllm_predictor", "sgg/qwen3vl_2b_4dor_predictor"),
+    "encoder": ("scene_graph.recipes:train_encoder", "sgg/tiny_encoder"),
+    "reranker": ("scene_graph.recipes:train_reranker", "sgg/tiny_reranker"),
+    "reranker_mllm": ("scene_graph.recipes:train_mllm_reranker", "sgg/qwen3vl_2b_4dor_reranker"),
+    "index": ("scene_graph.recipes:build_index", "sgg/tiny_index"),
+    "router": ("scene_graph.recipes:train_router", "sgg/tiny_router"),
+    "assemble": ("scene_graph.recipes:assemble", "sgg/tiny_assemble"),
 }
 EXPORTS = ("jsonld", "cypher", "graphml", "csv", "4dor-eval")
 PROTOCOLS = ("official", "strict")
@@ -100,14 +100,7 @@ def train(
     ] = None,
 ) -> None:
     """Run a training recipe. A run that was stopped goes on where it was."""
-    if recipe not in RECIPES:
-        raise typer.BadParameter(f"no recipe {recipe!r}: {suggestion(recipe, RECIPES)}")
-    for override in overrides or ():
-        if "=" not in override:
-            raise typer.BadParameter(f"{override!r} is not KEY=VALUE, such as train.max_steps=100")
-    function, default_config = RECIPES[recipe]
-    run = getattr(importlib.import_module("scene_graph.recipes"), function)
-    print(run(config or default_config, list(overrides or ())))
+    run_recipe("vidgen scene-graph train", RECIPES, recipe, list(overrides or ()), config)
 
 
 @app.command("search")

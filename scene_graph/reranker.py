@@ -28,7 +28,7 @@ from torch import nn
 from scene_graph.formats import format_triplet_text
 from scene_graph.methods import AugmentConfig, ContextConfig, ExampleSampler, augment
 from scene_graph.metrics import ndcg_at_k
-from scene_graph.predictors.base import Example
+from scene_graph.predictors.base import Example, saved_class
 from scene_graph.predictors.hf import encode_chats, keep_last_logits, scene_graph_extra
 from scene_graph.predictors.tiny import load_views
 from scene_graph.prompting import EXAMPLE_VIEWS, Message
@@ -67,11 +67,7 @@ def load_reranker(folder: str | os.PathLike, device: str | None = None) -> TinyR
     Raises:
         SceneGraphError: the folder holds no reranker.
     """
-    folder = Path(folder)
-    configs = [folder / name for name in ("config.json", "adapter_config.json") if (folder / name).is_file()]
-    if not configs:
-        raise SceneGraphError(f"{folder} holds no reranker: neither config.json nor adapter_config.json is in it.")
-    if json.loads(configs[0].read_text(encoding="utf-8")).get("_class_name") == TinyReranker.__name__:
+    if saved_class(folder, "reranker") == TinyReranker.__name__:
         return TinyReranker.from_pretrained(folder, low_cpu_mem_usage=False).to(select_device(device)).eval()
     return MLLMReranker.from_pretrained(folder, device=device)
 

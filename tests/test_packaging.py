@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
 import zipfile
 from email.parser import Parser
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import vidgen
 
@@ -80,3 +84,39 @@ def test_extra_all_names_only_extras_that_exist():
 def test_a_bare_torch_pin_is_never_written():
     requirements = PROJECT["project"]["dependencies"]
     assert not [requirement for requirement in requirements if "==" in requirement]
+
+
+@pytest.fixture(scope="module")
+def pins():
+    """What constraints.txt pins."""
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    named = dict(line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in named.items()}
+
+
+def test_constraints_pin_everything_that_their_command_installs(pins):
+    header = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()[0]
+    extras = re.search(r"\.\[(.+)\]", header).group(1).split(",")
+    ci = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
+    assert f".[{','.join(extras)}]" in ci
+    project = PROJECT["project"]
+    asked = [*project["dependencies"], *(text for extra in extras for text in project["optional-dependencies"][extra])]
+    for requirement in map(Requirement, asked):
+        if requirement.name != project["name"]:
+            version = pins.get(canonicalize_name(requirement.name))
+            assert version is not None, f"{requirement.name} has no line"
+            assert requirement.specifier.contains(version), f"{requirement} does not allow {version}"
+
+
+def test_constraints_can_be_installed_together(pins):
+    for name, version in pins.items():
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:
+            continue
+        if package.version != version:  # what another version requires isn't known here
+            continue
+        for requirement in map(Requirement, package.requires or ()):
+            pinned = pins.get(canonicalize_name(requirement.name))
+            if pinned is not None and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+                assert requirement.specifier.contains(pinned), f"{name} {version} needs {requirement}, not {pinned}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 from scene_graph.predictors.base import (
@@ -15,9 +13,9 @@ from scene_graph.predictors.base import (
     Prediction,
     SGGPredictor,
     TokenStats,
+    saved_class,
     token_features,
 )
-from scene_graph.schema import SceneGraphError
 
 # torch and transformers are loaded with the model that needs them.
 _EXPORTS = {
@@ -54,11 +52,7 @@ def load_predictor(folder: str | os.PathLike, device: str | None = None) -> SGGP
     from scene_graph.predictors.hf import HFSceneGraphPredictor
     from scene_graph.predictors.tiny import TinyPredictor
 
-    folder = Path(folder)
-    configs = [folder / name for name in ("config.json", "adapter_config.json") if (folder / name).is_file()]
-    if not configs:
-        raise SceneGraphError(f"{folder} holds no predictor: neither config.json nor adapter_config.json is in it.")
-    is_tiny = json.loads(configs[0].read_text(encoding="utf-8")).get("_class_name") == "TinySGGModel"
+    is_tiny = saved_class(folder, "predictor") == "TinySGGModel"
     return (TinyPredictor if is_tiny else HFSceneGraphPredictor).from_pretrained(folder, device=device)
 
 

@@ -6,10 +6,12 @@ unsure its model was, and by how much of its belief went to rare predicates.
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +22,26 @@ TAIL_MASS_FEATURES = ("max_tail_mass", "mean_tail_mass")
 
 # The words of a predictor's vocabulary and its limits, beside its weights.
 SETTINGS_NAME = "scene_graph.json"
+
+
+def saved_class(folder: str | os.PathLike, part: str) -> str | None:
+    """Name of the class that wrote a model folder; `None` for those of transformers and peft, which don't say.
+
+    Args:
+        folder: of the model.
+        part: what it is meant to be, for the error.
+
+    Raises:
+        SceneGraphError: the folder holds no such part, or its config is damaged.
+    """
+    configs = [Path(folder) / name for name in ("config.json", "adapter_config.json")]
+    config = next((path for path in configs if path.is_file()), None)
+    if config is None:
+        raise SceneGraphError(f"{folder} holds no {part}: neither config.json nor adapter_config.json is in it.")
+    try:
+        return json.loads(config.read_text(encoding="utf-8")).get("_class_name")
+    except (ValueError, AttributeError) as error:
+        raise SceneGraphError(f"{config} is damaged: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)

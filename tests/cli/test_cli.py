@@ -88,6 +88,19 @@ BAD_ARGUMENTS = {
     "budget": (["generate", "a meadow", "--max-memory-gb", "0"], "--max-memory-gb 0 must be above 0"),
     "output format": (["generate", "a meadow", "-o", "video.avi"], "must end in .mp4, as video.mp4"),
     "output folder": (["generate", "a meadow", "-o", "nowhere/video.mp4"], "folder nowhere doesn't exist"),
+    "output name too long": (
+        ["generate", "a meadow", "-o", "a" * 300 + ".mp4"],
+        "name of --output has 304 bytes; allowed: at most 221",
+    ),
+    "session name too long": (["generate", "a meadow", "-o", "ä" * 109 + ".mp4"], "has 222 bytes; allowed: at most"),
+    "output folder name too long": (
+        ["generate", "a meadow", "-o", "a" * 300 + "/video.mp4"],
+        "aa/video.mp4: File name too long; choose another one",
+    ),
+    "output path too long": (
+        ["generate", "a meadow", "-o", "a/" * 3000 + "video.mp4"],
+        "a/video.mp4: File name too long; choose another one",
+    ),
     "resume missing": (["generate", "--resume", "v.mp4.session.safetensors"], "is not a file"),
     "resume with prompt": (["generate", "a meadow", "--resume", "x"], "leave out PROMPT"),
     "resume with seed": (["generate", "--seed", "0", "--resume", "x"], "leave out --seed"),
@@ -184,6 +197,16 @@ def test_a_stopped_training_tells_the_command_that_goes_on(run, monkeypatch, sto
     assert (code, out, err) == (130, "", f"{stop or 'stopped'}; go on with: {again}\n")
 
 
+def test_a_stopped_training_of_scene_graphs_tells_it_too(run, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt("stopped at step 7")
+
+    monkeypatch.setattr("scene_graph.recipes.train_predictor", interrupted)
+    code, out, err = run("scene-graph", "train", "predictor", "train.max_steps=9")
+    again = "vidgen scene-graph train predictor train.max_steps=9"
+    assert (code, out, err) == (130, "", f"stopped at step 7; go on with: {again}\n")
+
+
 def test_recipes_are_the_training_scripts_and_exist():
     from vidgen.runtime.config import find_config
 
@@ -193,8 +216,7 @@ def test_recipes_are_the_training_scripts_and_exist():
     # What isn't trained by steps, an index and the folder of all parts, has no script.
     trained = {f"sgg_{name}" for name in SCENE_GRAPH_RECIPES} - {"sgg_index", "sgg_assemble"}
     assert {*RECIPES, *trained} == scripts
-    packaged = [(f"scene_graph.recipes:{function}", config) for function, config in SCENE_GRAPH_RECIPES.values()]
-    for target, config in [*RECIPES.values(), *packaged]:
+    for target, config in [*RECIPES.values(), *SCENE_GRAPH_RECIPES.values()]:
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function)), target
         assert find_config(config).is_file()
@@ -367,6 +389,22 @@ def test_what_the_model_refuses_is_one_line(run, tiny_model_folder, tmp_path, op
     assert err.splitlines()[-1].startswith("error: ")
     assert message.lower() in err.lower()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", [("--seconds", 1e30), ("--seconds", 1e9), ("--frames", 10**9)])
+def test_a_length_without_end_is_refused_with_the_longest_that_is_allowed(run, tiny_model_folder, tmp_path, option):
+    code, _, err = run("generate", "a meadow", "--model", tiny_model_folder, "--seed", 0, *option)
+    assert code == 2
+    assert "10,000,000" in err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_longest_name_of_an_output_can_be_stopped_and_is_named_in_full(run, tiny_model_folder, tmp_path, monkeypatch):
+    name = "a" * 217 + ".mp4"
+    stop_after(monkeypatch, chunks=1, kill=False)
+    code, _, err = run("generate", "a meadow", "--model", tiny_model_folder, "--seed", 0, "--frames", 60, "-o", name)
+    assert code == 130 and name in err
+    assert (tmp_path / f"{name}.session.safetensors").is_file()
 
 
 def test_full_memory_of_three_hours_is_refused_with_a_remedy(run, tiny_model_folder):

@@ -110,6 +110,41 @@ def test_few_files_stay_open_and_workers_open_their_own(
     assert torch.equal(copy[2]["frames"], in_memory[2]["frames"])
 
 
+def test_an_array_that_is_used_again_for_the_next_episode_loses_nothing(tmp_path: Path, world: RoomWorld):
+    episodes = [noise_episode(seed, 6) for seed in range(3)]
+    buffer = np.empty_like(episodes[0][0])
+    with EpisodeWriter(tmp_path / "set", episodes_info(world, 12.0)) as writer:
+        for frames, actions, poses in episodes:
+            buffer[:] = frames
+            writer.append(buffer, actions, poses)
+    read = EpisodeDataset(tmp_path / "set", window=2)
+    assert all(np.array_equal(read.frames(index), frames) for index, (frames, _, _) in enumerate(episodes))
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_frames_of_the_next_episode_are_not_given_for_those_of_this_one(recorded: Path, in_memory: bool):
+    read = EpisodeDataset(recorded, window=2, in_memory=in_memory)
+    assert len(read.frames(1, [0, FRAMES - 1])) == 2
+    for ask in (read.frames, read.poses, read.actions, read.controls, read.episode):
+        for frame_ids in ([0, FRAMES], [-1, 2]):
+            with pytest.raises(ConfigError, match=f"of episode 1; allowed: 0 to {FRAMES - 1}"):
+                ask(1, frame_ids)
+
+
+def test_episodes_that_lost_their_description_are_not_written_over(damaged: Path, world: RoomWorld):
+    (damaged / INFO_PATH).unlink()
+    with pytest.raises(DatasetError, match=r"holds 5 episodes and no meta/info\.json"):
+        EpisodeWriter(damaged, episodes_info(world, 12.0))
+    assert len(episodes_module.read_records(damaged)) == 5
+
+
+@pytest.mark.parametrize("fps", [0, 1e-4, 1e6, float("nan"), float("inf")])
+def test_a_rate_that_no_video_has_is_refused_before_anything_is_recorded(tmp_path: Path, world: RoomWorld, fps: float):
+    with pytest.raises(ConfigError, match="fps=.*allowed: 0.001 to 1000"):
+        record(world, tmp_path / "set", 1, 4, fps=fps)
+    assert not list(tmp_path.iterdir())
+
+
 def test_controls_lead_from_each_frame_of_the_window_to_the_next(recorded: Path, world: RoomWorld):
     windows = EpisodeDataset(recorded, window=6, skip=2, num_sparse=2, seed=3)
     for index in range(0, len(windows), 3):
@@ -205,11 +240,14 @@ class TestErrors:
             with pytest.raises(DatasetError, match=f"cannot read .*{path.name}"):
                 EpisodeDataset(damaged, window=2)
 
-    @pytest.mark.parametrize("name", ["action", "pose"])
+    @pytest.mark.parametrize("name", ["action", "pose", "reward"])
     def test_numbers_that_are_not_finite_name_episode_and_frame(self, damaged: Path, name: str):
         path = damaged / data_path(0)
         rows = pyarrow.parquet.read_table(path).to_pylist()
-        rows[2 * FRAMES + 7][name][1] = float("nan")
+        if name == "reward":
+            rows[2 * FRAMES + 7][name] = None  # not there is no number either
+        else:
+            rows[2 * FRAMES + 7][name][1] = float("nan")
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
         with pytest.raises(DatasetError, match=f"{name} of episode 2, frame 7 is not finite"):
             EpisodeDataset(damaged, window=2)

@@ -120,5 +120,6 @@ def test_odd_sizes_fit_and_wrong_units_are_named():
     assert RewardHead(1, (9, 13), block_out_channels=(2, 2)).observe(
         np.zeros((1, 2, 9, 13, 3), np.uint8), np.zeros((1, 2, 1))
     ).rewards.shape == (1, 2)
-    with pytest.raises(ConfigError, match="control_units=.*allowed: 2 positive numbers"):
-        RewardHead(2, (8, 8), control_units=(1.0, 0.0))
+    for unit in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="control_units=.*allowed: 2 positive, finite numbers"):
+            RewardHead(2, (8, 8), control_units=(1.0, unit))

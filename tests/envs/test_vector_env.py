@@ -137,6 +137,13 @@ def test_every_row_can_have_its_own_prompt_and_seed(pipe, starts):
     assert not np.array_equal(observations[0], observations[2])
 
 
+def test_seeds_may_be_numbers_of_numpy(pipe, starts):
+    env = WorldModelVectorEnv(2, pipe, starts)
+    plain = env.reset(seed=3)[0]
+    np.testing.assert_array_equal(env.reset(seed=np.int64(3))[0], plain)
+    np.testing.assert_array_equal(env.reset(seed=np.array([3, 4]))[0], plain)
+
+
 def test_returned_arrays_belong_to_the_caller(pipe, starts):
     envs = WorldModelVectorEnv(2, pipe, starts, max_episode_steps=1, autoreset_mode=SAME_STEP, render_mode="rgb_array")
     first, _ = envs.reset(seed=0)

@@ -35,11 +35,13 @@ from vidgen.controls import (
     walking_cameras,
 )
 from vidgen.controls import planar_delta_spec as delta_spec
+from vidgen.data import EpisodeDataset, record
 from vidgen.envs import RewardHead, WorldModelEnv
 from vidgen.envs.rollouts import Actions, Starts
 from vidgen.pipelines.play import STARTS_NAME
 from vidgen.runtime.checkpoint import save_safetensors
 from vidgen.runtime.errors import VidgenError
+from vidgen.worlds.room import RoomWorld
 
 
 def rollout(env: gymnasium.Env, actions: list[Any], seed: int | None = None, **options: Any) -> np.ndarray:
@@ -99,8 +101,6 @@ def test_a_prompt_is_an_episode_a_frame_or_frames_with_controls(pipe, starts):
 class Episodes:
     """As `EpisodeDataset` has them: windows of every second frame of the episodes 3 and 8, 7 and 9 frames long."""
 
-    skip = 2
-
     def __init__(self) -> None:
         generator = np.random.default_rng(1)
         self.videos = [generator.integers(0, 256, (length, 8, 8, 3), dtype=np.uint8) for length in (7, 9)]
@@ -114,6 +114,9 @@ class Episodes:
         frame_ids = start + np.array([0, 2])
         frames = torch.from_numpy(self.frames(episode, frame_ids))
         return {"frames": frames, "controls": self.controls(episode, frame_ids)}
+
+    def first_window(self, episode: int) -> np.ndarray:
+        return np.array([0, 2])
 
     def frames(self, episode: int, frame_ids: np.ndarray) -> np.ndarray:
         return self.videos[episode][frame_ids]
@@ -134,6 +137,18 @@ def test_episodes_start_at_any_window_or_at_the_beginning_of_one(pipe):
     np.testing.assert_array_equal(rollout(env, [2], seed=5, prompt=8), expected)
     with pytest.raises(VidgenError, match="Episode 5 does not exist; allowed: 3 to 8"):
         env.reset(options={"prompt": 5})
+
+
+def test_an_episode_with_sparse_windows_begins_with_its_own_frames(tmp_path: Path):
+    world = RoomWorld(16)
+    record(world, tmp_path / "room", 2, 24)
+    data = EpisodeDataset(tmp_path / "room", window=16, skip=2, num_sparse=8)
+    starts = Starts(data, world.delta_controls.spec)
+    for number, first in ((0, 0), (1, data._num_starts[0])):
+        frames, controls = starts.episode(number)
+        np.testing.assert_array_equal(frames, data[first]["frames"])
+        np.testing.assert_array_equal(controls, data[first]["controls"])
+        assert np.array_equal(frames, data.frames(number, [*range(8), *range(8, 24, 2)]))
 
 
 def test_rollouts_are_cut_off_after_their_steps(pipe, starts):

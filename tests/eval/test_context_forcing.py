@@ -136,6 +136,7 @@ def test_a_work_folder_belongs_to_its_sizes_from_the_moment_it_is_opened(benchma
         ["--set", "test_videos=1"],
         ["--set", "test_frames=10"],
         ["--set", "min_rollout=60"],
+        ["--set", "min_rollout=2"],
         ["--seeds", "-1"],
         ["--seeds", "x"],
         ["--seeds", "0", "1", "0"],
@@ -156,6 +157,17 @@ def test_a_wrong_option_is_one_line(benchmark, measured, options, tmp_path, monk
         status = stopped.code
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert status == 2 and options[-1].split("=")[0].split("/")[0] in line and not measured
+
+
+def test_videos_that_share_no_room_are_refused_before_the_training(benchmark, measured, tmp_path, capsys):
+    options = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--seeds", "0", "1", "2", "3", "4"]
+    assert benchmark.main([*options, "--set", "test_videos=2", "test_frames=3"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: test_videos=2, test_frames=3, seed ") and "no place is shown by two videos" in line
+    assert not measured and not (tmp_path / "work").exists()
+    # The other parts don't look at them.
+    benchmark.main([*options, "--set", "test_videos=2", "test_frames=3", "--parts", "cost"])
+    assert measured == [("cost", seed) for seed in range(5)]
 
 
 @pytest.mark.parametrize("name", ["default_model", "generation_cost", "landscape_revisits"])

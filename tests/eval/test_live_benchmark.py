@@ -76,6 +76,7 @@ def model(benchmark, data):
 def test_a_toy_run_writes_everything(benchmark, folder):
     out = folder / "out"
     results = json.loads((out / "results.json").read_text())
+    assert results["benchmark"] == "live"
     run = results["worlds"]["room"]["5"]
     trained = ["base", "df", "tf", "live", "df_time", "no_cycle", ABLATION]
     assert list(run["arms"]) == [*trained, "truth", "elsewhere"]
@@ -128,8 +129,7 @@ def test_what_is_measured_is_not_measured_again(benchmark, folder, tmp_path, mon
 
 
 def test_other_sizes_are_not_mixed_in(benchmark, folder, capsys):
-    with pytest.raises(SystemExit):
-        benchmark.main([*arguments(folder), "arm_steps=4"])
+    assert benchmark.main([*arguments(folder), "arm_steps=4"]) == 2
     assert "was begun with other sizes" in capsys.readouterr().err
 
 
@@ -147,6 +147,7 @@ def test_a_world_without_its_package_is_skipped_and_said_to_be(benchmark, tmp_pa
         (["steps=3"], "steps=3: allowed NAME=NUMBER"),
         (["df_steps=3.5"], "df_steps=3.5: allowed"),
         (["df_steps=0"], "df_steps=0; it must be positive"),
+        (["df_lr=nan"], "df_lr=nan; it must be positive"),
         (["window=6"], "window=6"),
         (["horizon=3"], "horizon=3"),
         (["walk_frames=4"], "at least window=8"),
@@ -154,8 +155,8 @@ def test_a_world_without_its_package_is_skipped_and_said_to_be(benchmark, tmp_pa
 )
 def test_impossible_sizes_are_named(benchmark, items, message):
     with pytest.raises(benchmark.ConfigError, match=message):
-        benchmark.parse_sizes(items)
-    assert benchmark.parse_sizes(["df_lr=0.01", "per_token_controls=0"]).df_lr == 0.01
+        benchmark.parse_sizes(benchmark.Sizes, items)
+    assert benchmark.parse_sizes(benchmark.Sizes, ["df_lr=0.01", "per_token_controls=0"]).df_lr == 0.01
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------

@@ -104,7 +104,8 @@ def test_default_model_parts_merge_and_point_the_right_way(load_benchmark, model
     assert all(len(video["latent"]["first_mean"]) == 4 for video in parts["drift"]["videos"])
     attributes = ("biome", "time_of_day", "weather", "traveller")
     assert [claim["claim"] for claim in results["claims"]] == [f"accuracy of {name}" for name in attributes]
-    assert Image.open(tmp_path / "out" / "contact_sheet.png").size[0] == 6 * (2 * 32 + 3)
+    with Image.open(tmp_path / "out" / parts["contact_sheet"]["file"]) as sheet:
+        assert (sheet.format, sheet.size[0]) == ("JPEG", 6 * (2 * 32 + 3))
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| biome |" in table and "| generated, latents |" in table and "| 2 | slow_fast |" in table
     # One trained classifier serves all later runs on the same autoencoder.

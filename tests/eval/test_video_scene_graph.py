@@ -96,4 +96,4 @@ def test_wrong_input_is_named_and_writes_nothing(benchmark, videos, tmp_path, ca
     paths = [str(videos / name) for name in videos_given]
     out = tmp_path / "out"
     assert benchmark.main([*paths, "--model", "stand", "--out", str(out), *options], pipeline=Stand()) == 2
-    assert message in capsys.readouterr().err and not out.exists()
+    assert message in capsys.readouterr().err and not list(out.iterdir())

@@ -77,6 +77,7 @@ def pipe(benchmark, folder, data):
 def test_a_toy_run_writes_everything(folder):
     out = folder / "out"
     results = json.loads((out / "results.json").read_text())
+    assert results["benchmark"] == "world_revisits"
     run = results["runs"]["5"]
     models = ["none, window", "frame, window", "rolling, window", "rolling, full", "rolling, slow-fast"]
     models += ["frame, slow-fast", "frame, oldest out"]
@@ -147,8 +148,8 @@ def test_other_sizes_are_not_mixed_in(benchmark, folder, capsys):
 )
 def test_impossible_sizes_are_named(benchmark, items, message):
     with pytest.raises(benchmark.ConfigError, match=message):
-        benchmark.parse_sizes(items)
-    assert benchmark.parse_sizes(["lr=0.01", "window=12"]).window == 12
+        benchmark.parse_sizes(benchmark.Sizes, items)
+    assert benchmark.parse_sizes(benchmark.Sizes, ["lr=0.01", "window=12"]).window == 12
 
 
 # --- scripts and data --------------------------------------------------------------------------------------------

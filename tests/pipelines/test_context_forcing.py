@@ -340,6 +340,10 @@ def test_unfit_schedulers_are_refused(make_pipeline):
         ({"num_frames": 9.5}, "num_frames=9.5"),
         ({"seconds": float("nan")}, "seconds=nan"),
         ({"seconds": -1}, "seconds=-1"),
+        ({"seconds": 1e9}, r"seconds=1e\+09; .* 10,000,000"),
+        ({"seconds": 1e300}, r"seconds=1e\+300; .* 10,000,000"),
+        ({"num_frames": 10_000_001}, "num_frames=10000001; allowed: whole numbers from 1 to 10,000,000"),
+        ({"num_frames": 10**400}, "num_frames=1000"),
         ({"num_inference_steps": 0}, "num_inference_steps=0"),
         ({"guidance_scale": float("nan")}, "guidance_scale=nan"),
         ({"memory": "slow_fats"}, "Did you mean 'slow_fast'"),
@@ -376,6 +380,12 @@ def test_unfit_schedulers_are_refused(make_pipeline):
 def test_bad_arguments_are_named(pipe, arguments, fragment):
     with pytest.raises(VidgenError, match=fragment):
         pipe(DAWN, **arguments)
+
+
+@pytest.mark.parametrize("seconds", [1e9, 1e308, 0.01])
+def test_a_plan_that_gives_no_possible_length_is_named(pipe, seconds):
+    with pytest.raises(GenerationError, match=re.escape(f"seconds={seconds:g}; allowed")):
+        pipe([(DAWN, seconds)])
 
 
 @pytest.mark.parametrize(

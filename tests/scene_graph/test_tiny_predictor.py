@@ -247,6 +247,9 @@ def test_a_saved_predictor_gives_the_same_answers_and_knows_its_synonyms(predict
     assert [p.text for p in loaded.predict(samples)] == [p.text for p in predictor.predict(samples)]
     with pytest.raises(SceneGraphError, match="holds no predictor"):
         load_predictor(tmp_path)
+    (tmp_path / "config.json").write_text('{"_class_name"')
+    with pytest.raises(SceneGraphError, match=r"config\.json is damaged"):
+        load_predictor(tmp_path)
 
 
 def test_wrong_use_is_named(predictor, samples):

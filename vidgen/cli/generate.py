@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import signal
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 SESSION_SUFFIX = ".session.safetensors"
+# By how much the longest file beside a video has the longer name: the session while `atomic_write` makes it.
+LONGEST_ADDITION = len(SESSION_SUFFIX) + len("..12345678.tmp")
 DEFAULT_OUTPUT = Path("video.mp4")
 DEFAULT_SECONDS = 10.0
 # Below this many lines a video is enlarged, so that a tiny model's frames can be watched.
@@ -41,7 +44,9 @@ def generate(
         Path | None,
         typer.Option(metavar="FILE", help="Prompts in order: lines `SECONDS IT LASTS | PROMPT` (.txt), or .jsonl."),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="Length. Default: the plan's, else 10.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Length. Default: the plan's, else 10. At most 10 million frames.")
+    ] = None,
     frames: Annotated[int | None, typer.Option(help="Length in frames, instead of --seconds.")] = None,
     output: Annotated[
         Path | None,
@@ -207,10 +212,19 @@ def claim_output(output: Path, force: bool, resuming: bool) -> Iterator[VideoCla
     if output.suffix.lower() != ".mp4":
         better = DEFAULT_OUTPUT if output.name.startswith(".") else output.with_suffix(".mp4")
         raise OutputError(f"output {output} must end in .mp4, as {better}")
-    if not output.parent.is_dir():
-        raise OutputError(f"folder {output.parent} doesn't exist; create it or choose another --output")
-    if output.is_dir():
-        raise OutputError(f"output {output} is a folder; give the name of a file in it")
+    try:
+        if not output.parent.is_dir():
+            raise OutputError(f"folder {output.parent} doesn't exist; create it or choose another --output")
+        longest = os.pathconf(output.parent, "PC_NAME_MAX") - LONGEST_ADDITION
+        if len(os.fsencode(output.name)) > longest:
+            raise OutputError(
+                f"the name of --output has {len(os.fsencode(output.name))} bytes; allowed: at most {longest}, because "
+                f"the files of a stopped run have longer ones. Choose a shorter name than {output.name:.20}…"
+            )
+        if output.is_dir():
+            raise OutputError(f"output {output} is a folder; give the name of a file in it")
+    except OSError as error:
+        raise OutputError(f"can't write --output {output}: {error.strerror}; choose another one") from error
     try:
         with tempfile.TemporaryFile(dir=output.parent):  # permission bits don't tell about read-only file systems
             pass
@@ -303,8 +317,10 @@ def _print_budget(session: GenerationSession) -> None:
     from vidgen.pipelines.budget import estimate_budget, format_bytes
 
     budget = estimate_budget(session.pipe, session.memory, session.settings, session.batch_size)
+    settings = session.settings
     print(
-        f"{session.settings.num_frames} frames of {session.settings.height}x{session.settings.width}; estimated: "
+        f"{settings.num_frames} frames of {settings.height}x{settings.width}, "
+        f"{settings.num_frames / settings.fps:,.1f} s at {settings.fps:g} frames/s; estimated: "
         f"models {format_bytes(budget.weights)}, memory {format_bytes(budget.key_values)}, "
         f"decoder {format_bytes(budget.decoder)}",
         file=sys.stderr,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -44,19 +45,37 @@ def train(
 
     For several processes run the same recipe from a checkout: `torchrun --nproc_per_node 2 training/RECIPE.py`.
     """
+    run_recipe("vidgen train", RECIPES, recipe, list(overrides or ()), config)
+
+
+def run_recipe(
+    command: str, recipes: Mapping[str, tuple[str, str]], recipe: str, overrides: list[str], config: str | None
+) -> None:
+    """Runs a recipe, and tells how to go on when it is stopped; for commands of other packages too.
+
+    Args:
+        command: how the user calls it, without the recipe.
+        recipes: Recipe -> its function as "module:name", and the config it uses unless told.
+        recipe: which one.
+        overrides: changes to the config, `key=value`.
+        config: a YAML file or the name of a packaged one; None for the recipe's own.
+
+    Raises:
+        BadParameter: an unknown recipe or what is no change.
+    """
     from vidgen.runtime.errors import suggestion
 
-    if recipe not in RECIPES:
-        raise typer.BadParameter(f"no recipe {recipe!r}: {suggestion(recipe, RECIPES)}")
-    for override in overrides or ():
+    if recipe not in recipes:
+        raise typer.BadParameter(f"no recipe {recipe!r}: {suggestion(recipe, recipes)}")
+    for override in overrides:
         if "=" not in override:
             raise typer.BadParameter(f"{override!r} is not KEY=VALUE, such as train.max_steps=100")
-    target, default_config = RECIPES[recipe]
+    target, default_config = recipes[recipe]
     module, _, function = target.partition(":")
     try:
-        result = getattr(importlib.import_module(module), function)(config or default_config, list(overrides or ()))
+        result = getattr(importlib.import_module(module), function)(config or default_config, overrides)
     except KeyboardInterrupt as stop:
-        again = ["vidgen", "train", recipe, *(overrides or ()), *(["--config", config] if config else [])]
+        again = [*command.split(), recipe, *overrides, *(["--config", config] if config else [])]
         print(f"{str(stop) or 'stopped'}; go on with: {shlex.join(again)}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from stop
     print(result)

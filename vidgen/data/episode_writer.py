@@ -73,6 +73,11 @@ class EpisodeWriter:
                     "settings of the first recording."
                 )
             self._records = read_records(self.root)
+        elif (self.root / EPISODES_PATH).exists() and (lost := len(read_records(self.root))):
+            raise DatasetError(
+                f"{self.root} holds {lost} episodes and no {INFO_PATH}, which says what they are; restore it or "
+                "use another folder."
+            )
         else:
             for folder in (INFO_PATH, data_path(0), video_path(0)):
                 (self.root / folder).parent.mkdir(parents=True, exist_ok=True)
@@ -116,6 +121,8 @@ class EpisodeWriter:
         """
         if split not in SPLITS:
             raise ConfigError(f"split={split!r}: {suggestion(split, SPLITS)}.")
+        # A copy: it waits until a file is full, and a caller may render the next episode into the same array.
+        frames = np.array(frames)
         length = len(frames)
         poses = np.zeros((length, 0)) if poses is None else np.asarray(poses, np.float64)
         actions = np.asarray(actions, np.float64)

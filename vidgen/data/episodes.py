@@ -41,6 +41,8 @@ SLIDING_POSE = ("x", "y")
 CAMERA_POSE = CAMERA_SPEC.names
 # Up to this many pixels on a side, frames are stored without loss: chroma subsampling would hurt small ones badly.
 LOSSLESS_SIZE = 96
+# What a video file can say of its rate.
+MIN_FPS, MAX_FPS = 0.001, 1000
 # Files kept open by a data set that doesn't hold its frames in memory.
 MAX_OPEN_FILES = 32
 
@@ -97,8 +99,8 @@ class EpisodesInfo:
             raise ConfigError(
                 f"pose_names={self.pose_names}; allowed: {PLANAR_POSE}, {SLIDING_POSE}, those of CAMERA_SPEC, none."
             )
-        if not (math.isfinite(self.fps) and self.fps > 0):
-            raise ConfigError(f"fps={self.fps}; allowed: > 0.")
+        if not MIN_FPS <= self.fps <= MAX_FPS:
+            raise ConfigError(f"fps={self.fps}; allowed: {MIN_FPS} to {MAX_FPS}.")
 
     @property
     def is_lossless(self) -> bool:
@@ -294,15 +296,16 @@ class EpisodeDataset(Dataset):
     def _read_columns(self, file: int) -> dict[str, np.ndarray]:
         """Actions, poses, rewards and dones of a file."""
         path = self.root / data_path(file)
-        widths = {"action": self.action_spec.width, "pose": len(self.info.pose_names)}
+        widths = {"action": self.action_spec.width, "pose": len(self.info.pose_names), "reward": 1}
         num_frames = self._file_frames[file]
         try:
             table = import_parquet().read_table(path)
             vectors = {
                 name: table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-                for name in widths
+                for name in ("action", "pose")
             }
-            columns = {"rewards": table["reward"].to_numpy(), "dones": table["done"].to_numpy()}
+            vectors["reward"] = table["reward"].to_numpy().astype(np.float64)
+            columns = {"dones": table["done"].to_numpy()}
         except (OSError, KeyError, ValueError, TypeError) as error:
             raise DatasetError(f"cannot read {path}: {error}") from error
         for name, width in widths.items():
@@ -318,7 +321,7 @@ class EpisodeDataset(Dataset):
                 raise DatasetError(
                     f"{path}: {name} of episode {row['episode_index']}, frame {row['frame_index']} is not finite."
                 )
-        return columns
+        return {**columns, "rewards": columns["rewards"][:, 0]}
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process that isn't forked opens the files itself.
@@ -339,6 +342,11 @@ class EpisodeDataset(Dataset):
             frame_ids = np.concatenate([np.sort(order.numpy()), frame_ids])
         return episode, frame_ids
 
+    def first_window(self, episode: int) -> np.ndarray:
+        """Frame numbers `(window,)` of the earliest window of an episode, given its place in `episodes`."""
+        dense = self._first_start + self.skip * np.arange(self.window - self.num_sparse)
+        return np.concatenate([np.arange(self.num_sparse), dense])
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         episode, frame_ids = self.window_frames(index)
         return {**self.episode(episode, frame_ids), "start": int(frame_ids[0])}
@@ -349,6 +357,9 @@ class EpisodeDataset(Dataset):
         Args:
             episode: its place in `episodes`.
             frame_ids: numbers of frames `(frames,)` in rising order; `None` takes all.
+
+        Raises:
+            ConfigError: a frame that the episode doesn't have.
 
         Returns:
             `frames` uint8 `(frames, height, width, 3)`, `controls` float64 `(frames, columns)`, `poses` float64
@@ -367,7 +378,14 @@ class EpisodeDataset(Dataset):
 
     def _rows(self, episode: int, frame_ids: np.ndarray | None) -> np.ndarray:
         record = self.episodes[episode]
-        return record.frame_offset + (np.arange(record.length) if frame_ids is None else np.asarray(frame_ids))
+        frame_ids = np.arange(record.length) if frame_ids is None else np.asarray(frame_ids)
+        # Beyond its ends are the frames of its neighbors in the file.
+        if frame_ids.size and not 0 <= frame_ids.min() <= frame_ids.max() < record.length:
+            raise ConfigError(
+                f"frames {frame_ids.min()} to {frame_ids.max()} of episode {record.index}; allowed: 0 to "
+                f"{record.length - 1}."
+            )
+        return record.frame_offset + frame_ids
 
     def frames(self, episode: int, frame_ids: np.ndarray | None = None) -> np.ndarray:
         """uint8 `(frames, height, width, 3)`: an episode, or chosen frames of it."""

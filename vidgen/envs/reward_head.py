@@ -7,6 +7,7 @@ predicts the sign of the reward and whether the episode is over, from the same w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,7 @@ class RewardHead(ModelMixin, ConfigMixin):
         hidden_size: of the GRU.
 
     Raises:
-        ConfigError: units of another number of columns, or not positive.
+        ConfigError: units of another number of columns, or not positive and finite.
     """
 
     _no_split_modules: list[str] = []
@@ -97,8 +98,10 @@ class RewardHead(ModelMixin, ConfigMixin):
         hidden_size: int = 128,
     ) -> None:
         super().__init__()
-        if control_units is not None and (len(control_units) != control_dim or min(control_units) <= 0):
-            raise ConfigError(f"control_units={control_units}; allowed: {control_dim} positive numbers.")
+        if control_units is not None and (
+            len(control_units) != control_dim or not all(0 < unit < math.inf for unit in control_units)
+        ):
+            raise ConfigError(f"control_units={control_units}; allowed: {control_dim} positive, finite numbers.")
         channels = (6, *block_out_channels)
         self.convs = nn.ModuleList(
             [nn.Conv2d(channels[i], channels[i + 1], 3, stride=2, padding=1) for i in range(len(block_out_channels))]

@@ -109,7 +109,7 @@ class Starts:
         if self._windows is None:
             return self[number]
         place = numbers.index(number)
-        frame_ids = self._windows.skip * np.arange(len(self[0][0]))
+        frame_ids = self._windows.first_window(place)
         controls = self._windows.controls(place, frame_ids)
         return self._windows.frames(place, frame_ids), np.asarray(controls, np.float64)
 

@@ -92,7 +92,8 @@ class WorldModelVectorEnv(gymnasium.vector.VectorEnv):
             seed: of row 0, row i gets `seed + i`; or one each.
             options: `{"prompt": ...}` for all rows, or a list with one each.
         """
-        seeds = [None if seed is None else seed + row for row in range(self.num_envs)] if _is_one(seed) else seed
+        # As plain integers, which gymnasium insists on.
+        seeds = [None if seed is None else int(seed) + row for row in range(self.num_envs)] if _is_one(seed) else seed
         prompt = prompt_of(options)
         prompts = prompt if isinstance(prompt, list) else [prompt] * self.num_envs
         for name, values in (("seed", seeds), ("prompt", prompts)):
@@ -100,7 +101,7 @@ class WorldModelVectorEnv(gymnasium.vector.VectorEnv):
                 raise ConfigError(f"{len(values)} values of {name} are given for {self.num_envs} rows.")
         for row, row_seed in enumerate(seeds):
             if row_seed is not None:
-                self._generators[row] = gymnasium.utils.seeding.np_random(row_seed)[0]
+                self._generators[row] = gymnasium.utils.seeding.np_random(int(row_seed))[0]
         self._ended[:] = False
         self._frames, row_infos = self._rollouts.reset(range(self.num_envs), self._generators, prompts)
         infos: dict[str, Any] = {}

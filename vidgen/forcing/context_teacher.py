@@ -15,6 +15,7 @@ from torch import nn
 from vidgen.forcing.conditions import Conditions, predict_velocity, take_frames
 from vidgen.forcing.diffusion_forcing import shift_sigma
 from vidgen.forcing.error_bank import ErrorBank, ErrorBankConfig
+from vidgen.runtime.checks import check_finite_fields
 from vidgen.runtime.errors import ConfigError
 from vidgen.train.method import StepOutput, TrainingMethod
 from vidgen.train.processes import gather_samples
@@ -42,6 +43,7 @@ class ContextTeacherConfig:
     bank: ErrorBankConfig = field(default_factory=ErrorBankConfig)
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         if self.shift <= 0 or self.warmup_steps < 0:
             raise ConfigError(f"shift={self.shift}, warmup_steps={self.warmup_steps}; shift > 0, warmup_steps >= 0.")
         for name in ("error_probability", "clean_admission", "drop_text_probability"):

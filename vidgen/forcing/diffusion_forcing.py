@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vidgen.runtime.checks import check_finite_fields
 from vidgen.runtime.errors import ConfigError
 from vidgen.train.caption_encoder import encode_text
 from vidgen.train.method import StepOutput, TrainingMethod
@@ -39,6 +40,7 @@ class DiffusionForcingConfig:
     slow_weight: float = 0.25
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         if self.shift <= 0:
             raise ConfigError(f"shift={self.shift}; it must be positive.")
         for field in ("clean_past_probability", "past_noise", "drop_text_probability", "slow_weight"):

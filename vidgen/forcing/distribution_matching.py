@@ -25,6 +25,7 @@ from vidgen.forcing.diffusion_forcing import shift_sigma
 from vidgen.forcing.layouts import slot_blocks
 from vidgen.forcing.rollout import Rollout, replay, rollout
 from vidgen.memory import SlowFastMemory, SlowFastMemoryConfig
+from vidgen.runtime.checks import check_finite_fields
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import ConfigError, TrainingError
 from vidgen.train.method import StepOutput, TrainingMethod
@@ -49,6 +50,7 @@ class RolloutCurriculum:
     growth_steps: int = 250
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         if not 1 <= self.min_frames <= self.max_frames or self.growth_steps < 0:
             raise ConfigError(
                 f"min_frames={self.min_frames}, max_frames={self.max_frames}, growth_steps={self.growth_steps}; "
@@ -114,6 +116,7 @@ class DistributionMatchingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         levels = [*self.sigmas, 0.0]
         if len(levels) < 2 or levels[0] != 1 or any(a <= b for a, b in pairwise(levels)):
             raise ConfigError(f"sigmas={list(self.sigmas)}; they must start at 1 and decrease towards 0.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vidgen.runtime.checks import check_finite_fields
 from vidgen.runtime.errors import ConfigError
 
 
@@ -29,6 +30,7 @@ class ErrorBankConfig:
     jitter: float = 0.3
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         if self.buckets < 1 or self.capacity < 1:
             raise ConfigError(f"buckets={self.buckets}, capacity={self.capacity}; both must be at least 1.")
         if not 0 <= self.jitter < 1:

@@ -7,6 +7,7 @@ steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,9 +45,9 @@ class GuidanceDistillationMethod(DiffusionForcingMethod):
         config: DiffusionForcingConfig,
         validation: Callable[[], dict[str, torch.Tensor]],
     ) -> None:
-        if guidance_scale <= 1:
+        if not 1 < guidance_scale < math.inf:
             raise ConfigError(
-                f"guidance_scale={guidance_scale}; it must be above 1, else there is nothing to distill."
+                f"guidance_scale={guidance_scale}; it must be finite and above 1, else there is nothing to distill."
             )
         if config.drop_text_probability:
             raise ConfigError(f"drop_text_probability={config.drop_text_probability}; the student needs its text: 0.")

@@ -39,6 +39,7 @@ from torch import nn
 from vidgen.forcing.diffusion_forcing import shift_sigma
 from vidgen.memory import FullMemory, FullMemoryConfig
 from vidgen.models.frame_autoencoder import encode_frames
+from vidgen.runtime.checks import check_finite_fields
 from vidgen.runtime.device import generator_for
 from vidgen.runtime.errors import ConfigError, VidgenError
 from vidgen.schedulers import denoise, flow_sampler
@@ -77,6 +78,7 @@ class NoiseLevels:
     sigma: float = 0.0
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         if self.kind not in ("uniform", "logit_normal", "constant"):
             raise ConfigError(f"kind={self.kind!r}; allowed: uniform, logit_normal, constant.")
         if self.shift <= 0 or self.std <= 0 or not 0 <= self.sigma <= 1:
@@ -114,6 +116,9 @@ class CurriculumStage:
 
     p: Any
     until: float | int | None = None
+
+    def __post_init__(self) -> None:
+        check_finite_fields(self)
 
     @property
     def weights(self) -> dict[int, float]:
@@ -171,6 +176,7 @@ class ForcingSchedule:
     context_includes_prompts: bool = True
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         if self.window < 1:
             raise ConfigError(f"window={self.window}; it must be at least 1.")
         if self.context not in ("real", "rollout"):
@@ -279,6 +285,7 @@ class RolloutConfig:
     context_sigma: float | None = None
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         if self.mode not in ("joint", "framewise"):
             raise ConfigError(f"mode={self.mode!r}; allowed: joint, framewise.")
         if self.context_sigma is not None and not 0 <= self.context_sigma <= 1:

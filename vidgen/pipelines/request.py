@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vidgen.pipelines.context_forcing import ContextForcingPipeline
 
 ODE_STEPS, ODE_GUIDANCE_SCALE = 50, 5.0  # Wan's own defaults
+# Four days at 25 frames per second: beyond is a slip of the keyboard. `num_frames=None` goes on without an end.
+MAX_FRAMES = 10_000_000
 
 
 def resolve_num_frames(
@@ -31,19 +33,22 @@ def resolve_num_frames(
     if num_frames is not None and seconds is not None:
         raise GenerationError(f"Both num_frames={num_frames} and seconds={seconds} are given; give one of them.")
     fps = pipe.config.fps
-    if seconds is not None:
+    if num_frames is None:
+        if seconds is None:
+            lengths = [plan.seconds for plan in plans]
+            if None in lengths:
+                return None
+            seconds = max(lengths)
         check_finite(seconds=seconds)
-        if not 0.5 < seconds * fps < 1 << 53:
-            raise GenerationError(f"seconds={seconds}; the shortest video is 1 frame, {1 / fps:.3g} s at {fps:g} fps.")
+        if not 0.5 < seconds * fps < MAX_FRAMES + 0.5:
+            raise GenerationError(
+                f"seconds={seconds:g}; allowed at {fps:g} frames per second: {1 / fps:.3g} s, which is 1 frame, to "
+                f"{MAX_FRAMES / fps:g} s, which are {MAX_FRAMES:,}."
+            )
         num_frames = round(seconds * fps)
-    elif num_frames is None:
-        lengths = [plan.seconds for plan in plans]
-        if None in lengths:
-            return None
-        num_frames = round(max(lengths) * fps)
     check_finite(num_frames=num_frames)
-    if num_frames != int(num_frames) or num_frames < 1:
-        raise GenerationError(f"num_frames={num_frames}; it must be a whole number of at least 1.")
+    if num_frames != int(num_frames) or not 1 <= num_frames <= MAX_FRAMES:
+        raise GenerationError(f"num_frames={num_frames}; allowed: whole numbers from 1 to {MAX_FRAMES:,}.")
     for plan in plans:
         plan.check_length(num_frames, fps)
     return int(num_frames)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
+from typing import Any
 
-from vidgen.runtime.errors import VidgenError
+from vidgen.runtime.errors import ConfigError, VidgenError
 
 
 def check_positive(**numbers: float) -> None:
@@ -33,8 +35,35 @@ def check_whole(least: int, most: int | None = None, **numbers: int) -> None:
             raise VidgenError(f"{name}={number!r}; allowed: {allowed}, a whole number.")
 
 
+def check_finite_fields(config: Any) -> None:
+    """Refuses NaN and infinity in a dataclass's fields, also inside lists, tuples and dictionaries.
+
+    For the beginning of `__post_init__`: no comparison is true of NaN, so that a check of what is forbidden lets it
+    through, and so does a lower bound with infinity.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if not _holds_finite_numbers(value):
+            raise ConfigError(f"{field.name}={value!r}; allowed: finite numbers.")
+
+
+def _holds_finite_numbers(value: Any) -> bool:
+    if isinstance(value, Real):
+        return _is_finite(value)
+    if isinstance(value, Mapping):
+        return all(map(_holds_finite_numbers, (*value.keys(), *value.values())))
+    return not isinstance(value, (list, tuple)) or all(map(_holds_finite_numbers, value))
+
+
+def _is_finite(number: float) -> bool:
+    return abs(number) <= sys.float_info.max
+
+
 def _check_reals(numbers: dict[str, float], allows: Callable[[float], bool], allowed: str) -> None:
     for name, number in numbers.items():
         is_real = isinstance(number, Real) and not isinstance(number, bool)
-        if not is_real or not abs(number) <= sys.float_info.max or not allows(number):
+        if not is_real or not _is_finite(number) or not allows(number):
             raise VidgenError(f"{name}={number!r}; allowed: finite numbers{allowed}.")

@@ -10,6 +10,7 @@ with noise levels `s = shift * u / (1 + (shift - 1) * u)` at evenly spaced `u`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -68,8 +69,8 @@ class FlowConsistencyScheduler(SchedulerMixin, ConfigMixin):
     ) -> None:
         if not 0 <= eta <= 1:
             raise ValueError(f"eta={eta}; it must be in [0, 1].")
-        if not shift > 0:
-            raise ValueError(f"shift={shift}; it must be positive, 1 for no warp.")
+        if not 0 < shift < math.inf:
+            raise ValueError(f"shift={shift}; it must be positive and finite, 1 for no warp.")
         if timesteps is not None:
             self._check_timesteps(timesteps)
         self.init_noise_sigma = 1.0

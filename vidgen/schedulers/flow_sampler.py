@@ -7,6 +7,7 @@ implements it. The noise levels are `s = shift * u / (1 + (shift - 1) * u)` at `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -27,12 +28,12 @@ def flow_sampler(
         solver_order: 2 for the multistep solver; 1 is exactly Euler's method along the flow, enough for few steps.
 
     Raises:
-        ConfigError: for less than one step, a shift that is not positive, or another order.
+        ConfigError: for less than one step, a shift that is not positive and finite, or another order.
     """
-    if num_inference_steps < 1 or shift <= 0 or solver_order not in (1, 2):
+    if num_inference_steps < 1 or not 0 < shift < math.inf or solver_order not in (1, 2):
         raise ConfigError(
             f"num_inference_steps={num_inference_steps}, shift={shift}, solver_order={solver_order}; "
-            "at least 1 step, a positive shift and order 1 or 2 are needed."
+            "at least 1 step, a positive, finite shift and order 1 or 2 are needed."
         )
     sampler = DPMSolverMultistepScheduler(
         use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=shift, solver_order=solver_order

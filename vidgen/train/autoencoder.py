@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vidgen.runtime.checks import check_finite_fields
 from vidgen.runtime.errors import ConfigError
 from vidgen.train.block_code import BlockCode
 from vidgen.train.method import StepOutput, TrainingMethod
@@ -28,6 +29,7 @@ class AutoencoderConfig:
     latent_noise: float = 0.05
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         if self.edge_weight < 0 or self.latent_noise < 0:
             raise ConfigError(f"edge_weight={self.edge_weight}, latent_noise={self.latent_noise}; they must be >= 0.")
 

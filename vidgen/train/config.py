@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from vidgen.runtime.checks import check_finite_fields
 from vidgen.runtime.errors import ConfigError
 
 # Settings, by the last part of their key, that may differ from those of the run that is resumed: where it is, how long
@@ -59,11 +60,12 @@ class OptimizerConfig:
     adamw_lr: float | None = None
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         _require(self.kind in ("adamw", "muon"), f"kind={self.kind!r}; allowed: adamw, muon")
-        _require(0 < self.lr < math.inf, f"lr={self.lr}; it must be positive and finite")
+        _require(self.lr > 0, f"lr={self.lr}; it must be positive")
         _require(
-            self.adamw_lr is None or 0 < self.adamw_lr < math.inf,
-            f"adamw_lr={self.adamw_lr}; it must be positive and finite, or null",
+            self.adamw_lr is None or self.adamw_lr > 0,
+            f"adamw_lr={self.adamw_lr}; it must be positive or null",
         )
         _require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
@@ -187,6 +189,7 @@ class TrainConfig:
     trackers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_finite_fields(self)
         for name in ("max_steps", "batch_size", "gradient_accumulation_steps", "checkpoint_every",
                      "keep_checkpoints", "log_every"):  # fmt: skip
             _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}; it must be 1 or more")
