@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from scene_graph.pipeline import SGGICLOutput, SGGICLPipeline
-from scene_graph.schema import Sample, SceneGraph, Triplet
+from scene_graph.schema import Sample, SceneGraph, TailSplit, Triplet
 from scene_graph.simulator import Renderer, SceneState, SimulatedTake, SimulatorConfig, make_take, plan_study
 from scene_graph.simulator.writer import JPEG_QUALITY
 from scene_graph.viz import UNLABELED, draw_graph
@@ -203,13 +203,18 @@ class Reading:
         sample: the frame.
         output: of the pipeline for this frame alone; None without a model.
         threshold: of the router, None without one.
-        rare: rare predicates.
+        tail_split: which predicates are rare, None where it isn't known.
     """
 
     sample: Sample
     output: SGGICLOutput | None = None
     threshold: float | None = None
-    rare: tuple[str, ...] = ()
+    tail_split: TailSplit | None = None
+
+    @property
+    def rare(self) -> tuple[str, ...]:
+        """Rare predicates."""
+        return () if self.tail_split is None else self.tail_split.tail
 
     @property
     def draft(self) -> SceneGraph | None:
@@ -269,11 +274,10 @@ def read_frame(pipe: SGGICLPipeline | None, sample: Sample, policy: str) -> Read
         return Reading(sample)
     output = pipe.with_config(policy=policy)([sample])
     threshold = None if pipe.router is None else float(pipe.router.threshold)
-    rare = () if pipe.index is None else pipe.tail_split.tail
-    return Reading(sample, output, threshold, rare)
+    return Reading(sample, output, threshold, None if pipe.index is None else pipe.tail_split)
 
 
-def draw_reading(reading: Reading, tail_split: Any) -> Image.Image:
+def draw_reading(reading: Reading) -> Image.Image:
     """The picture of [`~scene_graph.draw_graph`]."""
     if reading.output is None:
         return draw_graph(reading.sample, reading.final)
@@ -283,7 +287,7 @@ def draw_reading(reading: Reading, tail_split: Any) -> Image.Image:
         draft=reading.draft,
         examples=reading.output.examples[0],
         routed=reading.output.routed[0],
-        tail_split=tail_split,
+        tail_split=reading.tail_split,
     )
 
 
@@ -407,8 +411,8 @@ def tab(context: DemoContext) -> DemoTab | None:
 def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
     """Make the components and events of the tab."""
     config, drawing = context.config, threading.Lock()
-    has_models, names = bool(models), list(models)
-    has_models, names = bool(models), list(models)
+    has_models, names, default = bool(models), list(models), next(iter(models), None)
+    has_models, names, default = bool(models), list(models), next(iter(models), None)
     with gr.Row():
         with gr.Column(scale=4, min_width=300):
             if not has_models:
@@ -426,9 +430,7 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
             )
             views = gr.HTML("", css_template=STYLE, elem_id="scene-views")
             frame = gr.Slider(1, NUM_FRAMES, 1, step=1, label="Frame", visible=False, elem_id="scene-frame")
-            model = gr.Dropdown(
-                names, value=names[0] if names else None, label="Model", visible=has_models, elem_id="scene-model"
-            )
+            model = gr.Dropdown(names, value=default, label="Model", visible=has_models, elem_id="scene-model")
             second_look = gr.Radio(
                 list(POLICIES),
                 value=next(iter(POLICIES)),
@@ -467,13 +469,13 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
         return [views_html(run.sample(1), 1, len(run)), slider]
 
     def reading_of(model: str | None, second_look: str, number: int, request: gr.Request) -> Reading:
-        if has_models and model not in models:
-            raise DemoError(f"model {model!r} is unknown: {suggestion(str(model), models)}.")
+        if model and model not in models:
+            raise DemoError(f"model {model!r} is unknown: {suggestion(model, models)}.")
         if second_look not in POLICIES:
             raise DemoError(f"second look {second_look!r} is unknown: {suggestion(second_look, POLICIES)}.")
         run = run_of(request)
         with run.lock, context.turns.turn():
-            return read_frame(models.get(model), run.sample(number), POLICIES[second_look])
+            return read_frame(models.get(model or default), run.sample(number), POLICIES[second_look])
 
     @shown
     def on_simulate(seed: int, request: gr.Request) -> list[Any]:
@@ -510,22 +512,20 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
         """Read a frame; returns what is said of it as HTML, and the drawing.
 
         Args:
-            model: its name.
+            model: its name; None takes the first.
             second_look: where the router says so, always, or never.
             number: of the frame, from 1.
         """
         reading = reading_of(model, second_look, number, request)
-        pipe = models.get(model)
-        split = None if pipe is None or pipe.index is None else pipe.tail_split
         # One file for each answer there can be, however often it is asked for.
-        which = (names.index(model) if has_models else 0, list(POLICIES).index(second_look))
-        path = run_of(request).folder / f"graph_{reading.sample.frame}_{which[0]}_{which[1]}.png"
+        which = f"{reading.sample.frame}_{names.index(model) if model else 0}_{list(POLICIES).index(second_look)}"
+        path = run_of(request).folder / f"graph_{which}.png"
         with drawing:  # matplotlib isn't made for several threads
-            draw_reading(reading, split).save(path)
+            draw_reading(reading).save(path)
         return [reading_html(reading), gr.Image(str(path), visible=True)]
 
     @shown
-    def on_graph(model: str, second_look: str, number: int, request: gr.Request) -> dict[str, Any]:
+    def on_graph(model: str | None, second_look: str, number: int, request: gr.Request) -> dict[str, Any]:
         """Read a frame; returns frame, routed, probability, threshold, draft, final, truth, rare and examples as JSON.
 
         The page itself doesn't use this. Arguments are those of `scene_read`.
