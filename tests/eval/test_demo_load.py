@@ -1,4 +1,4 @@
-"""What would be wrong: a load that nobody bears, a lost session that counts as an answer, a bar that anything passes."""
+"""What would be wrong: a load nobody bears, a lost session that counts as an answer, a bar that anything passes."""
 
 from __future__ import annotations
 
