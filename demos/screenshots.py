@@ -7,10 +7,11 @@ Chromium, such as Debian's package chromium.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,38 @@ def scene_graph(page: Any) -> None:
 TABS = {"long_video": long_video, "play": play, "scene_graph": scene_graph}
 
 
-def take_screenshots(address: str, out: Path, tabs: Sequence[str], full_page: bool = False) -> list[Path]:
-    """Use tabs of a running demo in a browser, each in a page of its own.
+def take_screenshots(
+    browser: Any, address: str, out: Path, tabs: Sequence[str], full_page: bool = False
+) -> list[Path]:
+    """Use tabs of a running demo, each in a page of its own.
 
     Args:
+        browser: of playwright.
         address: of the demo.
         out: folder to write in.
         tabs: names from `TABS`.
         full_page: beyond what the window shows.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in tabs:
+        for size, (width, height) in SIZES.items():
+            page = browser.new_page(viewport={"width": width, "height": height})
+            page.set_default_timeout(PATIENCE_MS)
+            page.goto(address)
+            page.wait_for_selector("#video-generate")
+            TABS[name](page)
+            page.evaluate("() => window.scrollTo(0, 0)")
+            page.wait_for_timeout(300)
+            written.append(out / f"{name}_{size}.jpg")
+            page.screenshot(path=written[-1], type="jpeg", quality=QUALITY, full_page=full_page)
+            page.close()
+    return written
+
+
+@contextlib.contextmanager
+def open_browser() -> Iterator[Any]:
+    """Chromium without a window.
 
     Raises:
         VidgenError: there is no playwright or no Chromium.
@@ -89,24 +114,12 @@ def take_screenshots(address: str, out: Path, tabs: Sequence[str], full_page: bo
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise VidgenError("screenshots need a Chromium on the PATH, such as Debian's package chromium.")
-    out.mkdir(parents=True, exist_ok=True)
-    written = []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name in tabs:
-            for size, (width, height) in SIZES.items():
-                page = browser.new_page(viewport={"width": width, "height": height})
-                page.set_default_timeout(PATIENCE_MS)
-                page.goto(address)
-                page.wait_for_selector("#video-generate")
-                TABS[name](page)
-                page.evaluate("() => window.scrollTo(0, 0)")
-                page.wait_for_timeout(300)
-                written.append(out / f"{name}_{size}.jpg")
-                page.screenshot(path=written[-1], type="jpeg", quality=QUALITY, full_page=full_page)
-                page.close()
-        browser.close()
-    return written
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,14 +141,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             context = load_context(config, options.model or find_asset(), worlds, load_pipeline)
             app, address = launch(context, block=False)
             try:
-                for path in take_screenshots(address, options.out, options.tabs, options.full_page):
-                    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+                with open_browser() as browser:
+                    written = take_screenshots(browser, address, options.out, options.tabs, options.full_page)
             finally:
                 app.close()
                 context.visitors.close()
     except (VidgenError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for path in written:
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
     return 0
 
 

@@ -400,8 +400,9 @@ def test_a_memory_s_header_sets_nothing_but_its_counters(pipe, tmp_path):
 @pytest.mark.parametrize("seconds", [45 / 12, 3])  # whole chunks; a last chunk of which 9 frames are cut off
 @pytest.mark.parametrize("saved", [False, True])
 def test_an_extended_video_is_the_longer_one_but_for_what_was_cut(pipe, tmp_path, seconds, saved):
-    whole = np.concatenate(list(pipe.session(PLAN, seconds=5, generator=seeded(1))))
-    session = pipe.session(PLAN, seconds=seconds, generator=seeded(1))
+    plan = [(DAWN, 1.5), (NIGHT, None)]
+    whole = np.concatenate(list(pipe.session(plan, seconds=5, generator=seeded(1))))
+    session = pipe.session(plan, seconds=seconds, generator=seeded(1))
     list(session)
     if saved:
         session.save(tmp_path / "s.safetensors")
