@@ -11,7 +11,7 @@ import secrets
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -412,7 +412,6 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
     """Make the components and events of the tab."""
     config, drawing = context.config, threading.Lock()
     has_models, names, default = bool(models), list(models), next(iter(models), None)
-    has_models, names, default = bool(models), list(models), next(iter(models), None)
     with gr.Row():
         with gr.Column(scale=4, min_width=300):
             if not has_models:
@@ -457,14 +456,12 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
             raise DemoError("There are no frames of yours here (any more); simulate an operation or upload pictures.")
         return run
 
-    def folder_of(request: gr.Request) -> Path:
-        folder = context.visitors.welcome(request.session_hash).folder / f"scene_{secrets.token_hex(4)}"
+    def begin(make: Callable[[Path], Sequence[Sample]], request: gr.Request) -> list[Any]:
+        visitor = context.visitors.welcome(request.session_hash)
+        folder = visitor.folder / f"scene_{secrets.token_hex(4)}"
         folder.mkdir()
-        return folder
-
-    def begin(folder: Path, samples: Sequence[Sample], request: gr.Request) -> list[Any]:
-        run = SceneRun(folder, samples)
-        context.visitors.welcome(request.session_hash).put(PART, run)
+        run = SceneRun(folder, make(folder))
+        visitor.put(PART, run)
         slider = gr.Slider(1, max(2, len(run)), 1, visible=len(run) > 1)
         return [views_html(run.sample(1), 1, len(run)), slider]
 
@@ -486,10 +483,12 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
         """
         if seed is None or seed < 0:
             raise DemoError("The seed of an operation is a number from 0.")
-        folder = folder_of(request)
-        with context.turns.turn():
-            samples = simulate_frames(folder, int(seed))
-        return begin(folder, samples, request)
+
+        def make(folder: Path) -> list[Sample]:
+            with context.turns.turn():
+                return simulate_frames(folder, int(seed))
+
+        return begin(make, request)
 
     @shown
     def on_upload(pictures: list[str] | None, request: gr.Request) -> list[Any]:
@@ -499,7 +498,7 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
             pictures: 1 to 6 files.
         """
         sample = read_pictures(pictures or [], config.uploads)
-        return begin(folder_of(request), [sample], request)
+        return begin(lambda folder: [sample], request)
 
     @shown
     def on_show(number: int, request: gr.Request) -> str:
@@ -522,7 +521,7 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
         path = run_of(request).folder / f"graph_{which}.png"
         with drawing:  # matplotlib isn't made for several threads
             draw_reading(reading).save(path)
-        return [reading_html(reading), gr.Image(str(path), visible=True)]
+        return [reading_html(reading), str(path)]
 
     @shown
     def on_graph(model: str | None, second_look: str, number: int, request: gr.Request) -> dict[str, Any]:
@@ -536,7 +535,7 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
     simulate.click(on_simulate, seed, [views, frame], api_name="scene_simulate", **many)
     pictures.upload(on_upload, pictures, [views, frame], api_name="scene_upload", **many)
     frame.change(on_show, frame, views, api_visibility="private", **many)
-    read.click(
+    answered = read.click(
         on_read,
         [model, second_look, frame],
         [answer, picture],
@@ -544,4 +543,5 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
         concurrency_limit=config.max_visitors,
         show_progress_on=answer,
     )
+    answered.success(lambda: gr.Image(visible=True), None, picture, api_visibility="private")
     gr.api(on_graph, api_name="scene_graph", concurrency_limit=config.max_visitors)

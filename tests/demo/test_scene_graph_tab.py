@@ -154,7 +154,7 @@ def test_the_page_gets_verdict_table_examples_and_a_drawing(client: Client) -> N
     assert f"router: {said['probability']:.2f}" in answer
     rows = {tuple(row) for name in ("draft", "final", "truth") for row in said[name]}
     assert answer.count("<tr") == 1 + len(rows)
-    with PIL.Image.open(picture["value"]) as drawing:
+    with PIL.Image.open(picture) as drawing:
         assert drawing.format == "PNG" and drawing.width == 1680
     answer, _ = client.predict("toy", NEVER, 2, api_name="/scene_read")
     assert "Not routed" in answer and "sg-example'" not in answer
