@@ -55,7 +55,7 @@ def play(page: Any) -> None:
 def scene_graph(page: Any) -> None:
     """A frame of a simulated operation, read with a second look where there is a model."""
     page.get_by_role("tab", name="Scene graph").click()
-    page.get_by_label("Operation").fill(str(OPERATION))
+    page.fill("#scene-seed input", str(OPERATION))
     page.click("#scene-simulate")
     page.wait_for_selector("#scene-views img")
     page.fill("#scene-frame input[type=number]", str(FRAME))

@@ -67,10 +67,11 @@ h4 { margin: 16px 0 6px; font-size: .92rem; font-weight: 650; }
 .sg-meter i { position: absolute; inset: 0 auto 0 0; border-radius: 4px; background: #0d9488; }
 .sg-meter u { position: absolute; top: -4px; bottom: -4px; width: 2px; background: #f59e0b; }
 .sg-scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .84rem; }
-th { text-align: left; font-weight: 600; color: var(--body-text-color-subdued); }
-th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--border-color-primary); }
-th.sg-mark, td.sg-mark { text-align: center; width: 56px; padding: 4px 0; }
+.sg-scroll table { border-collapse: collapse; width: 100%; font-size: .84rem; border: 0 !important; }
+.sg-scroll th { text-align: left; font-weight: 600; color: var(--body-text-color-subdued); }
+.sg-scroll th, .sg-scroll td { padding: 4px 10px 4px 0 !important; border: 0 !important;
+  border-bottom: 1px solid var(--border-color-primary) !important; }
+.sg-scroll .sg-mark { text-align: center; width: 50px; padding: 4px 0 !important; }
 td.sg-yes { color: #0d9488; font-weight: 700; } td.sg-no { color: #dc2626; font-weight: 700; }
 tr.sg-rare td:first-child::before { content: "★ "; color: #d97706; }
 .sg-examples { display: grid; gap: 10px; grid-template-columns: repeat(auto-fill, minmax(min(230px, 100%), 1fr)); }
@@ -416,9 +417,15 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
         with gr.Column(scale=4, min_width=300):
             if not has_models:
                 gr.HTML(HOW_TO_TRAIN)
-            with gr.Row(equal_height=True):
-                seed = gr.Number(0, label="Operation", info="a seed", precision=0, minimum=0, min_width=110)
-                simulate = gr.Button("Simulate", min_width=120, elem_id="scene-simulate")
+            seed = gr.Number(
+                0,
+                label="Operation",
+                info="A number: each is another one.",
+                precision=0,
+                minimum=0,
+                elem_id="scene-seed",
+            )
+            simulate = gr.Button("Simulate it", elem_id="scene-simulate")
             pictures = gr.File(
                 label=f"Or pictures of one frame, one per view (up to {config.uploads.megabytes:g} MB each)",
                 file_types=list(PICTURE_SUFFIXES),
@@ -442,12 +449,14 @@ def build(context: DemoContext, models: Mapping[str, SGGICLPipeline]) -> None:
             answer = gr.HTML(IDLE, css_template=STYLE, elem_id="scene-answer")
             picture = gr.Image(
                 label="Draft and final graph",
+                show_label=False,
                 type="filepath",
                 format="png",
                 interactive=False,
                 visible=False,
                 buttons=["download", "fullscreen"],
                 elem_id="scene-picture",
+                elem_classes="vg-wide",
             )
 
     def run_of(request: gr.Request) -> SceneRun:

@@ -27,14 +27,14 @@ GAME = """
 """
 HOW_TO_TRAIN = """
 <div class="vg-card"><h3>No world model here yet</h3>
-The worlds below are renderers, not models. A small model of Doom trains for an hour and a half on a CPU:
-<pre>vidgen world record vizdoom -o runs/doom/episodes --episodes 200
+The worlds below are renderers, not models. A small model of Doom trains for an hour and a half on a CPU.
+<details><summary>How</summary><pre>vidgen world record vizdoom -o runs/doom/episodes --episodes 200
 vidgen world record vizdoom -o runs/doom/episodes --episodes 16 --split validation
 vidgen train frame_autoencoder --config live/vizdoom64_autoencoder
 vidgen train world_model --config live/vizdoom64_df
 vidgen train world_model --config live/vizdoom64_live
 vidgen train world_model_assemble --config live/vizdoom64_assemble
-vidgen demo --world-model runs/doom/model</pre></div>
+vidgen demo --world-model runs/doom/model</pre></details></div>
 """
 
 
