@@ -41,6 +41,8 @@ from vidgen.runtime.meter import run_environment
 
 APP = Path(__file__).resolve().parents[1] / "demos" / "app.py"
 START_SECONDS = 300
+# A slow answer is slow, not an error.
+PATIENCE_SECONDS = 120
 VIDEO_SECONDS, PLAN = 2, "a green meadow at noon in clear weather while the camera pans slowly to the right"
 KEYS = ("forward", "turn left", "forward", "turn right")
 MAX_GROWTH = 1.25
@@ -60,7 +62,7 @@ class Visit:
     def __init__(self, address: str, number: int, record: Callable[[str, float, str | None], None]) -> None:
         from gradio_client import Client
 
-        self._client = Client(address, verbose=False)
+        self._client = Client(address, verbose=False, httpx_kwargs={"timeout": PATIENCE_SECONDS})
         self._number, self._record = number, record
         self._has_scenes = "/scene_simulate" in self._client.view_api(return_format="dict")["named_endpoints"]
         self.rounds = 0
