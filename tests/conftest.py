@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import pytest
 import torch
 
 if TYPE_CHECKING:
+    from scene_graph.pipeline import SGGICLPipeline
+    from scene_graph.schema import Sample
     from vidgen.controls import ControlEncoder
     from vidgen.pipelines import ContextForcingPipeline, WorldModelPipeline
 
@@ -207,3 +210,45 @@ def run_in_two_processes(script: Path, *arguments: str) -> str:
 def run_two_processes() -> Callable[..., str]:
     """Calls torchrun with a script and its arguments; returns what both processes printed, fails if one fails."""
     return run_in_two_processes
+
+
+def build_scene_pipeline(scenes: Sequence[Sample], max_triplets: int = 8) -> SGGICLPipeline:
+    """A scene-graph pipeline of 32 x 32 pixels that draws its examples from labeled scenes; random weights, scaled so
+    that pictures and examples change the answer."""
+    from scene_graph.pipeline import SGGICLConfig, SGGICLPipeline
+    from scene_graph.predictors import TinyPredictor, TinySGGModel
+    from scene_graph.reranker import TinyReranker
+    from scene_graph.retrieval import PredictorEncoder, RetrievalConfig, SceneIndex
+    from scene_graph.router import FEATURE_NAMES, AdaptiveRouter
+    from scene_graph.schema import TailSplit, Vocabulary
+
+    vocabulary = Vocabulary.or4d()
+    tail = TailSplit(
+        ("closeTo",), ("drilling", "sawing"), {"closeTo": 1.0, "drilling": 0.05, "sawing": 0.05}, 0.1, "train"
+    )
+    torch.manual_seed(0)
+    model = TinySGGModel(
+        vocabulary.entities,
+        vocabulary.predicates,
+        image_size=32,
+        max_triplets=max_triplets,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+    predictor = TinyPredictor(model, vocabulary)
+    index = SceneIndex.build(scenes, PredictorEncoder(predictor), tail, vocabulary)
+    features = np.random.default_rng(0).normal(size=(20, len(FEATURE_NAMES)))
+    router = AdaptiveRouter().fit(features, np.arange(20) % 2 == 0)
+    reranker = TinyReranker(image_size=32, channels=16, num_maps=1, hidden_size=8).eval()
+    retrieval = RetrievalConfig(pool=6, dedup_seconds=0.0, tail_quota=1)
+    return SGGICLPipeline(predictor, index, router, reranker, SGGICLConfig(num_examples=2, retrieval=retrieval))
+
+
+@pytest.fixture(scope="session")
+def make_scene_pipeline() -> Callable[..., SGGICLPipeline]:
+    """Builds a tiny scene-graph pipeline from labeled scenes."""
+    return build_scene_pipeline

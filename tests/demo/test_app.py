@@ -30,6 +30,7 @@ from vidgen.cli.main import main
 from vidgen.data import VideoReader
 from vidgen.demo import context as context_module
 from vidgen.demo.context import DemoContext, DemoTab
+from vidgen.demo.landscape_player import LANDSCAPE
 from vidgen.demo.players import ROOM
 from vidgen.runtime.errors import ConfigError, VidgenError
 
@@ -207,13 +208,31 @@ def test_uploads_are_used_and_bad_ones_are_named(demo: Any, tmp_path: Path, pict
     ):
         with pytest.raises(AppError, match="can't be read as a picture"):
             call(handle_file(str(tmp_path / "text.png")))
-    with pytest.raises(AppError, match="can't start from a picture"):
+    with pytest.raises(AppError, match="renderer can't start from a picture"):
         begin(client, [ROOM], picture=handle_file(str(picture_file)))
     (tmp_path / "large.png").write_bytes(bytes(600_000))
     with pytest.raises(Exception, match="maximum file size"):
         begin(client, ["tiny"], picture=handle_file(str(tmp_path / "large.png")))
     uploaded = [path for path in context.config.output.rglob("*") if path.name in ("picture.png", "text.png")]
     assert len(uploaded) >= 2  # in the demo's own folder
+
+
+def test_a_saved_session_is_uploaded_and_gone_on_with(demo: Any, tmp_path: Path) -> None:
+    client = connect(demo[1], tmp_path)
+    list(generate(client, seconds=1, plan="a meadow"))
+    _, session = client.predict(api_name="/save")
+    other = connect(demo[1], tmp_path)
+    *_, last = updates = list(other.submit(handle_file(session), 2, api_name="/go_on"))
+    assert sum(len(json.loads(update[0])["frames"]) for update in updates) == 24
+    assert "finished" in last[1] and "a meadow" in last[1]
+    (tmp_path / "none.safetensors").write_bytes(b"none")
+    for file, seconds, message in (
+        (handle_file(str(tmp_path / "none.safetensors")), 2, "damaged or not a safetensors file"),
+        (handle_file(session), 9, "9 is greater"),
+        (None, 2, "no session to go on with"),
+    ):
+        with pytest.raises(AppError, match=message):
+            other.submit(file, seconds, api_name="/go_on").result(timeout=30)
 
 
 def test_only_the_demo_s_own_folder_is_served(demo: Any, tmp_path: Path) -> None:
@@ -280,7 +299,13 @@ def test_without_models_the_page_says_how_to_train_one(make_context: Any, start_
     with start_demo(make_context(worlds=False)) as address:
         page = urllib.request.urlopen(f"{address}config").read().decode()
         assert "vidgen train world_model" in page
-        assert begin(connect(address, tmp_path), [ROOM])["worlds"][0]["name"] == ROOM
+        client = connect(address, tmp_path)
+        opening = begin(client, [LANDSCAPE, ROOM])
+        assert [world["name"] for world in opening["worlds"]] == [ROOM, LANDSCAPE]
+        assert all("renderer" in name for name in (ROOM, LANDSCAPE))
+        answer = client.predict("left", api_name="/play_step")
+        pictures = [[world["picture"] for world in state["worlds"]] for state in (opening, answer)]
+        assert all(before != after for before, after in zip(*pictures, strict=True))
 
 
 def test_another_package_adds_a_tab(
@@ -292,14 +317,20 @@ def test_another_package_adds_a_tab(
         text = gradio.Textbox("hello")
         text.submit(lambda value: f"{value} {context.config.max_visitors}", text, text, api_name="greet")
 
+    def fail(_: DemoContext) -> DemoTab:
+        raise KeyError("lost")
+
     found = {
         "shown": lambda context: DemoTab("Other", build),
         "absent": lambda context: None,
         "wrong": lambda _: "tab",
+        "failing": fail,
     }
 
     class Point(EntryPoint):
         def load(self) -> Any:
+            if self.name not in found:
+                raise ImportError("no module named 'package'")
             return found[self.name]
 
     points = [Point(name, f"package:{name}", context_module.TAB_ENTRY_POINTS) for name in ("shown", "absent")]
@@ -307,9 +338,21 @@ def test_another_package_adds_a_tab(
     context = make_context()
     with start_demo(context) as address:
         assert connect(address, tmp_path).predict("hello", api_name="/greet") == "hello 8"
-    points.append(Point("wrong", "package:wrong", context_module.TAB_ENTRY_POINTS))
-    with pytest.raises(VidgenError, match="'wrong' .* gives a str"):
-        context_module.installed_tabs(context)
+    for name, reason in {"wrong": "gives a str", "failing": "KeyError: 'lost'", "gone": "no module named"}.items():
+        points.insert(0, Point(name, f"package:{name}", context_module.TAB_ENTRY_POINTS))
+        with pytest.warns(UserWarning, match=f"'{name}' \\(package:{name}\\) is left out: .*{reason}"):
+            tabs = context_module.installed_tabs(context)
+        assert [tab.title for tab in tabs] == ["Other"]
+        points.pop(0)
+
+
+def test_a_model_for_a_tab_that_is_not_here_is_an_error(make_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("scene-graph", "package:tab", context_module.TAB_ENTRY_POINTS)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: lambda context: DemoTab("Other", print))
+    monkeypatch.setattr(context_module, "entry_points", lambda group: [point])
+    assert len(context_module.installed_tabs(make_context(tab_models={"scene-graph": []}))) == 1
+    with pytest.raises(VidgenError, match="'scene_graph', which isn't here: did you mean 'scene-graph'"):
+        context_module.installed_tabs(make_context(tab_models={"scene_graph": []}))
 
 
 def test_limits_are_checked(tmp_path: Path) -> None:
@@ -353,9 +396,11 @@ def test_the_command_offers_what_it_is_given_to_this_machine_alone(
     world[0].save_pretrained(tmp_path / "b/model")
     arguments = ["demo", "--model", tiny_model_folder, "--max-seconds", "9", "--visitors", "3"]
     models = ["--world-model", str(tmp_path / "a/model"), "--world-model", str(tmp_path / "b/model")]
+    models += ["--tab-model", "scene-graph=runs/a", "--tab-model", "scene-graph=runs/b"]
     assert main([*arguments, *models]) == 0
     assert (served["host"], served["port"], served["share"]) == ("127.0.0.1", None, False)
     assert list(served["context"].worlds) == ["a/model", "b/model"]
+    assert served["context"].config.tab_models == {"scene-graph": [Path("runs/a"), Path("runs/b")]}
     assert (served["context"].config.max_visitors, served["context"].config.max_seconds) == (3, 9)
 
 
@@ -367,6 +412,7 @@ def test_the_command_says_in_one_line_what_is_wrong(
         "model_index.json": ["--model", str(tmp_path)],
         "must be from 1 to 65535": ["--port", "70000"],
         "max_visitors=0": ["--visitors", "0"],
+        "is not TAB=FOLDER": ["--tab-model", "scene-graph"],
         "is not a folder": ["--model", tiny_model_folder, "--world-model", str(tmp_path / "none")],
     }
     for message, arguments in wrong.items():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vidgen.demo import context as context_module
 from vidgen.demo.context import DemoContext
+from vidgen.demo.landscape_player import LANDSCAPE
 from vidgen.demo.players import ROOM
 
 pytest.importorskip("gradio")
@@ -38,8 +42,11 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def served(make_context: Callable[..., DemoContext], start_demo: Any) -> Iterator[tuple[DemoContext, str]]:
     context = make_context(max_visitors=4)
-    with start_demo(context) as address:
-        yield context, address
+    point = EntryPoint("scene-graph", "scene_graph.demo:tab", context_module.TAB_ENTRY_POINTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context_module, "entry_points", lambda group: [point])
+        with start_demo(context) as address:
+            yield context, address
 
 
 @pytest.fixture
@@ -187,6 +194,31 @@ def test_two_pages_share_nothing_and_a_closed_one_frees_its_place(
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_the_page_fits_its_window(open_page: Any, width: int) -> None:
     page = open_page(width, 800)
-    for tab in ("Long video", "Play"):
+    for tab in ("Long video", "Play", "Scene graph"):
         page.get_by_role("tab", name=tab).click()
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+
+
+def test_arrows_slide_the_landscape_that_cannot_turn(open_page: Any) -> None:
+    page = open_page()
+    page.get_by_role("tab", name="Play").click()
+    for box in page.locator("#play-worlds input[type=checkbox]").all():
+        box.uncheck()
+    page.get_by_label(LANDSCAPE).check()
+    page.click("#play-begin")
+    page.wait_for_selector(".vg-pad button")
+    page.keyboard.press("ArrowUp")  # no key of this world
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"() => Number(({PLAY})().frame) === 1")
+    assert page.locator(".vg-pad button").count() == 2
+
+
+def test_every_tab_can_be_shown_in_the_readme(served: tuple[DemoContext, str], browser: Any, tmp_path: Path) -> None:
+    """The script uses the page as the others do, so it breaks with the page and not with the next README."""
+    spec = importlib.util.spec_from_file_location("screenshots", Path(__file__).parents[2] / "demos/screenshots.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    served[0].visitors.close()
+    written = script.take_screenshots(browser, served[1], tmp_path, list(script.TABS))
+    assert [path.name for path in written] == [f"{tab}_{size}.jpg" for tab in script.TABS for size in script.SIZES]
+    assert all(5_000 < path.stat().st_size < 150_000 for path in written)

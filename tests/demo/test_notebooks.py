@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "demos").glob("*.ipynb"))
 def test_the_notebooks_are_there_and_carry_no_output() -> None:
     nbformat = pytest.importorskip("nbformat")
     names = {path.stem for path in NOTEBOOKS}
-    assert {"long_video", "prompt_switching_and_memory", "world_model_env"} <= names
+    assert {"long_video", "prompt_switching_and_memory", "scene_graphs", "world_model_env"} <= names
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
@@ -28,6 +28,8 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     pytest.importorskip("ipykernel")
     if path.stem == "world_model_env":
         pytest.importorskip("gymnasium")
+    if path.stem == "scene_graphs":
+        pytest.importorskip("matplotlib")
     monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
     notebook = nbformat.read(path, as_version=4)
     # Away from the checkout, whose runs/ may hold a trained model on one machine and not on another.

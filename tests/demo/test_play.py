@@ -16,12 +16,15 @@ import pytest
 
 from vidgen.data import EpisodeDataset
 from vidgen.demo import play_run
+from vidgen.demo.landscape_player import LANDSCAPE, LandscapePlayer
+from vidgen.demo.names import folder_names
 from vidgen.demo.play_run import PlayRun, read_keys
-from vidgen.demo.players import ROOM, ModelPlayer, RoomPlayer, is_of_rooms, world_names
+from vidgen.demo.players import ROOM, ModelPlayer, RoomPlayer, is_of_rooms
 from vidgen.demo.turns import Turns
 from vidgen.demo.visitors import DemoError
 from vidgen.pipelines import load_starts
 from vidgen.runtime.errors import VidgenError
+from vidgen.worlds.landscape import LandscapeWorld
 from vidgen.worlds.room import RoomWorld
 
 WALK = [["forward"], ["forward", "turn left"], [], ["turn right"], ["back"], ["left"]]
@@ -65,6 +68,29 @@ def test_against_a_wall_one_still_turns() -> None:
     heading = player.pose[2]
     player.step(["forward", "turn left"])
     assert player.pose[2] - heading == pytest.approx(math.radians(9))
+
+
+def test_the_landscape_slides_and_time_goes_on() -> None:
+    player, world = LandscapePlayer(5), LandscapeWorld(96, 168)
+    scene, camera = world.scene(5), 0.0
+    assert np.array_equal(player.frame, world.view(scene, 0.0, 0))
+    for number, (key, step) in enumerate([("right", 2.0), ("right", 2.0), ("left", -2.0), ("forward", 0.0)], start=1):
+        player.step([key])
+        camera += step
+        assert player.action == step and np.array_equal(player.frame, world.view(scene, camera, number))
+    assert set(player.choices) == {"left", "right"}
+
+
+def test_a_recorded_landscape_is_a_data_set(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    game = PlayRun({LANDSCAPE: LandscapePlayer(0)}, Turns(), tmp_path / "game")
+    game.record()
+    for key in ("left", "left", "right"):
+        game.step([key])
+    with zipfile.ZipFile(game.save()) as archive:
+        archive.extractall(tmp_path / "episodes")
+    window = EpisodeDataset(tmp_path / "episodes/0_landscape__renderer", window=4)[0]
+    assert window["controls"].flatten().tolist() == [0.0, -2.0, -2.0, 2.0]
 
 
 def test_a_model_begins_with_its_start_and_plays_its_session(world: Any) -> None:
@@ -191,6 +217,6 @@ def test_keys_are_read_from_text(text: str, keys: list[str]) -> None:
 
 def test_worlds_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     folders = [tmp_path / "doom/model", tmp_path / "room/model", tmp_path / "room/other"]
-    assert list(world_names(folders)) == ["doom/model", "room/model", "other"]
+    assert list(folder_names(folders)) == ["doom/model", "room/model", "other"]
     with pytest.raises(VidgenError, match="twice"):
-        world_names([tmp_path / "a", tmp_path / "b/../a"])
+        folder_names([tmp_path / "a", tmp_path / "b/../a"])

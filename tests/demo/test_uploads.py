@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
+import torch
+from safetensors.torch import save
 
 from vidgen.data import VideoWriter
 from vidgen.demo import uploads
-from vidgen.demo.uploads import UploadError, UploadLimits, fit, is_video, read_picture, read_video
+from vidgen.demo.uploads import UploadError, UploadLimits, fit, is_video, read_picture, read_session, read_video
+from vidgen.pipelines import GenerationSession
 
 LIMITS = UploadLimits(megabytes=0.2, side=128, seconds=1.0, frames=30)
 
@@ -116,3 +120,59 @@ def test_a_damaged_video_is_refused_without_a_path(tmp_path: Path, video_file: P
     with pytest.raises(UploadError, match="damaged") as error:
         read_video(video_file, LIMITS)
     assert str(tmp_path) not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def session_file(pipe: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A session after its first chunk."""
+    path = tmp_path_factory.mktemp("session") / "s.session.safetensors"
+    session = pipe.session("a meadow", seconds=1, generator=torch.Generator().manual_seed(0))
+    session.step()
+    session.save(path)
+    return path
+
+
+def test_a_session_of_this_model_is_read(session_file: Path, pipe: Any) -> None:
+    assert read_session(session_file, UploadLimits(), pipe).chunk_index == 1
+
+
+def test_files_that_are_no_sessions_of_this_model_are_refused_without_a_path(
+    session_file: Path, pipe: Any, make_pipeline: Any, tmp_path: Path
+) -> None:
+    content = session_file.read_bytes()
+    other = make_pipeline(seed=1, default_height=32, default_width=48, max_sequence_length=64)
+    files = {
+        "damaged": (content[:-100], pipe),
+        "not a safetensors file": (b"no session", pipe),
+        "not a saved session": (save({"a": torch.zeros(1)}), pipe),
+        "another transformer": (content, other),
+    }
+    for number, (message, (written, model)) in enumerate(files.items()):
+        path = tmp_path / f"{number}.safetensors"
+        path.write_bytes(written)
+        with pytest.raises(UploadError, match=message) as error:
+            read_session(path, UploadLimits(), model)
+        assert str(tmp_path) not in str(error.value)
+
+
+def test_a_large_session_is_refused_unread(session_file: Path, pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GenerationSession, "load", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(UploadError, match="MB; allowed: 0.001 MB"):
+        read_session(session_file, UploadLimits(megabytes=0.001), pipe)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"prompt": ["a meadow", "a desert"], "seeds": 2}, "allowed: one video"),
+        ({"height": 64}, "48 x 64 pixels; allowed: 48 x 32"),
+        ({"num_inference_steps": 101}, "101 steps a chunk; allowed: 100"),
+    ],
+)
+def test_a_session_that_asks_for_too_much_is_refused(request_: dict, message: str, pipe: Any, tmp_path: Path) -> None:
+    options = dict(request_)
+    generators = [torch.Generator().manual_seed(seed) for seed in range(options.pop("seeds", 1))]
+    session = pipe.session(options.pop("prompt", "a meadow"), seconds=1, generator=generators, **options)
+    session.save(tmp_path / "s.safetensors")
+    with pytest.raises(UploadError, match=message):
+        read_session(tmp_path / "s.safetensors", UploadLimits(), pipe)

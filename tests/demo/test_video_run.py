@@ -21,6 +21,7 @@ from vidgen.data import VideoReader, VideoWriter
 from vidgen.demo import video_run
 from vidgen.demo.plan_text import read_plan
 from vidgen.demo.turns import PLAY, Turns
+from vidgen.demo.uploads import UploadLimits
 from vidgen.demo.video_run import VideoRun, View
 from vidgen.demo.visitors import DemoError
 from vidgen.pipelines import GenerationError, GenerationSession
@@ -33,7 +34,7 @@ SECONDS, SEED = 4, 5
 def make_run(pipe: Any, tmp_path: Path) -> Callable[..., VideoRun]:
     def make(name: str = "run", **options: Any) -> VideoRun:
         options = {"plan": read_plan(PLAN), "seconds": SECONDS, "seed": SEED, **options}
-        return VideoRun(pipe, Turns(), tmp_path / name, **options)
+        return VideoRun.begin(pipe, Turns(), tmp_path / name, **options)
 
     return make
 
@@ -181,6 +182,38 @@ def test_what_is_saved_is_what_generate_would_have_written(
     assert len(VideoReader(video)) == 33
     rest = np.concatenate(list(GenerationSession.load(session, pipe)))
     assert np.array_equal(rest, truth[33:])
+
+
+def test_a_saved_session_goes_on_where_it_was(make_run: Any, truth: np.ndarray, pipe: Any, tmp_path: Path) -> None:
+    run = make_run()
+    play_chunks(run, 2)
+    _, session = run.save()
+    run.close()
+    more = VideoRun.go_on(pipe, Turns(), tmp_path / "more", session, UploadLimits(), (len(truth) - 21) / 12)
+    opening = more.view(start=0)
+    assert stage(opening)["frames"] == [] and stage(opening)["total"] == len(truth) - 21
+    assert "1.8 of 4.0 s" in opening.status
+    views = list(more.play())
+    assert [stage(view)["start"] for view in views[:-1]] == [0, 12, 24]
+    assert np.array_equal(frames_of(more), truth[21:])
+    assert views[-1].memory.count("<figure>") == more.session.memory.num_slots
+    more.undo()
+    assert stage(more.view())["start"] == 24
+    more.fork()
+    list(more.play())
+    assert np.array_equal(frames_of(more), truth[21:])
+    assert len(VideoReader(more.save()[0])) == len(truth) - 21
+
+
+def test_a_session_goes_on_beyond_its_end(make_run: Any, pipe: Any, tmp_path: Path) -> None:
+    run = make_run()
+    list(run.play())  # 48 of 57 frames: nine of the last chunk are cut off
+    _, session = run.save()
+    more = VideoRun.go_on(pipe, Turns(), tmp_path / "more", session, UploadLimits(), 1)
+    list(more.play())
+    longer = make_run("longer", seconds=69 / 12)
+    list(longer.play())
+    assert np.array_equal(frames_of(more), frames_of(longer)[57:]) and more.total == 12
 
 
 def test_thumbnails_are_of_the_frames_they_name(make_run: Any, truth: np.ndarray) -> None:

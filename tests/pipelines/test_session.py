@@ -342,6 +342,97 @@ def test_files_that_are_no_sessions_are_refused(pipe, tmp_path):
         GenerationSession.load(tmp_path / "b.safetensors", pipe)
 
 
+DAMAGE = {
+    "settings": {},
+    "plans": [],
+    "sample_seeds": [1, 2],
+    "state": {},
+    "memory": {"name": "elephant", "num_frames_per_block": 3, "config": {}},
+    "fingerprint": 7,
+    "schema": "one",
+}
+
+
+@pytest.mark.parametrize("part", DAMAGE)
+def test_a_header_that_does_not_fit_is_damage_not_a_traceback(pipe, tmp_path, part):
+    path = tmp_path / "s.safetensors"
+    session = pipe.session(DAWN, generator=seeded())
+    session.step()
+    session.save(path)
+    rewrite_header(path, **{part: DAMAGE[part]})
+    with pytest.raises(SessionFileError, match="damaged"):
+        GenerationSession.load(path, pipe)
+
+
+@pytest.mark.parametrize(
+    "name", ["latents", "memory.keys.1", "memory.values.0", "memory.header", "decoder.num_frames"]
+)
+@pytest.mark.parametrize("change", ["missing", "cut"])
+def test_tensors_that_do_not_fit_are_named(pipe, tmp_path, name, change):
+    from safetensors import safe_open
+
+    path = tmp_path / "s.safetensors"
+    session = pipe.session(DAWN, generator=seeded())
+    session.step()
+    session.save(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    if change == "missing":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][..., :-1].contiguous()
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(SessionFileError, match="damaged"):
+        GenerationSession.load(path, pipe)
+
+
+def test_a_memory_s_header_sets_nothing_but_its_counters(pipe, tmp_path):
+    session = pipe.session(DAWN, generator=seeded())
+    session.step()
+    state = session.memory.state_dict()
+    header = json.loads(bytes(state["header"].tolist()).decode())
+    state["header"] = torch.tensor(list(json.dumps({**header, "commit": 1}).encode()), dtype=torch.uint8)
+    with pytest.raises(VidgenError, match="commit"):
+        session.memory.load_state_dict(state)
+
+
+@pytest.mark.parametrize("seconds", [45 / 12, 3])  # whole chunks; a last chunk of which 9 frames are cut off
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_extended_video_is_the_longer_one_but_for_what_was_cut(pipe, tmp_path, seconds, saved):
+    plan = [(DAWN, 1.5), (NIGHT, None)]
+    whole = np.concatenate(list(pipe.session(plan, seconds=5, generator=seeded(1))))
+    session = pipe.session(plan, seconds=seconds, generator=seeded(1))
+    list(session)
+    if saved:
+        session.save(tmp_path / "s.safetensors")
+        session = GenerationSession.load(tmp_path / "s.safetensors", pipe)
+    assert session.finished
+    session.extend(15)
+    assert not session.finished and session.num_frames_emitted == 45 and session.num_frames_total == 60
+    np.testing.assert_array_equal(np.concatenate(list(session)), whole[45:])
+    assert session.finished and session.num_frames_emitted == 60
+
+
+def test_an_unfinished_video_is_extended_from_where_it_is(pipe):
+    session = pipe.session(DAWN, seconds=60, generator=seeded(1))
+    first = run(session, 2)
+    session.extend(12)
+    assert session.num_frames_total == 33
+    whole = np.concatenate(list(pipe.session(DAWN, seconds=33 / 12, generator=seeded(1))))
+    np.testing.assert_array_equal(np.concatenate([*first, *session]), whole)
+    with pytest.raises(VidgenError, match="num_frames=0"):
+        session.extend(0)
+
+
+def test_frames_in_total_count_a_given_video_where_it_is_shown(pipe):
+    video = np.random.default_rng(0).integers(0, 255, (9, 16, 32, 3), dtype=np.uint8)
+    for shown in (False, True):
+        session = pipe.session(DAWN, seconds=1, video=video, include_input=shown, generator=seeded())
+        assert session.num_frames_total == 12 + 9 * shown == sum(map(len, session))
+    assert pipe.session(DAWN, generator=seeded()).num_frames_total is None
+
+
 def test_failed_save_leaves_the_old_file(pipe, tmp_path, monkeypatch):
     path = tmp_path / "s.safetensors"
     session = pipe.session(DAWN, generator=seeded())

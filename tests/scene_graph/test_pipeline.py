@@ -7,20 +7,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from scene_graph.pipeline import SGGICLConfig, SGGICLPipeline
-from scene_graph.predictors import TinyPredictor, TinySGGModel
-from scene_graph.reranker import OracleReranker, TinyReranker
-from scene_graph.retrieval import PredictorEncoder, RetrievalConfig, SceneIndex
-from scene_graph.router import FEATURE_NAMES, AdaptiveRouter
-from scene_graph.schema import SceneGraph, SceneGraphError, TailSplit, Triplet, Vocabulary, triplet_iou
-
-VOCABULARY = Vocabulary.or4d()
-TAIL = TailSplit(
-    ("closeTo",), ("drilling", "sawing"), {"closeTo": 1.0, "drilling": 0.05, "sawing": 0.05}, 0.1, "train"
-)
-RETRIEVAL = RetrievalConfig(pool=6, dedup_seconds=0.0, tail_quota=1)
+from scene_graph.reranker import OracleReranker
+from scene_graph.router import AdaptiveRouter
+from scene_graph.schema import SceneGraph, SceneGraphError, Triplet, triplet_iou
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +21,9 @@ def scenes(make_sample):
 
 
 @pytest.fixture(scope="module")
-def pipe(scenes):
+def pipe(scenes, make_scene_pipeline):
     """Random weights, scaled so that pictures and examples change the answer."""
-    torch.manual_seed(0)
-    model = TinySGGModel(
-        VOCABULARY.entities,
-        VOCABULARY.predicates,
-        image_size=32,
-        max_triplets=8,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=2,
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4)
-    predictor = TinyPredictor(model, VOCABULARY)
-    index = SceneIndex.build(scenes, PredictorEncoder(predictor), TAIL, VOCABULARY)
-    router = AdaptiveRouter().fit(
-        np.random.default_rng(0).normal(size=(20, len(FEATURE_NAMES))), np.arange(20) % 2 == 0
-    )
-    reranker = TinyReranker(image_size=32, channels=16, num_maps=1, hidden_size=8).eval()
-    return SGGICLPipeline(predictor, index, router, reranker, SGGICLConfig(num_examples=2, retrieval=RETRIEVAL))
+    return make_scene_pipeline(scenes)
 
 
 def at_threshold(pipe, threshold: float) -> SGGICLPipeline:

@@ -21,6 +21,13 @@ def demo(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="World model to play; may be repeated. Default: the embedded one."),
     ] = None,
+    tab_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TAB=FOLDER",
+            help="Model of another package's tab, such as scene-graph=runs/sgg/model; may be repeated.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; the default lets nobody else in.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="Default: the first that is free from 7860 on.")] = None,
     share: Annotated[
@@ -42,10 +49,16 @@ def demo(
     check_gradio()
     if port is not None and not 0 < port < 65536:
         raise typer.BadParameter(f"--port {port} must be from 1 to 65535")
+    tab_models: dict[str, list[Path]] = {}
+    for setting in tab_model or ():
+        tab, separator, model_folder = setting.partition("=")
+        if not (tab and separator and model_folder):
+            raise typer.BadParameter(f"--tab-model {setting!r} is not TAB=FOLDER, such as scene-graph=runs/sgg/model")
+        tab_models.setdefault(tab, []).append(Path(model_folder))
     with tempfile.TemporaryDirectory(prefix="vidgen_demo_") as temporary:
         folder = Path(temporary) if output is None else output
         folder.mkdir(parents=True, exist_ok=True)
-        config = DemoConfig(folder, max_visitors=visitors, max_seconds=max_seconds)
+        config = DemoConfig(folder, max_visitors=visitors, max_seconds=max_seconds, tab_models=tab_models)
         worlds = embedded_world_models() if world_model is None else world_model
         context = load_context(config, model or find_asset(), worlds, load_pipeline, device=device, dtype=dtype)
         launch(context, host, port, share)

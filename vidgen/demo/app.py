@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vidgen.demo.context import DemoConfig, DemoContext
+from vidgen.demo.names import folder_names
 from vidgen.demo.page import style, theme
-from vidgen.demo.players import FORCINGS, world_names
+from vidgen.demo.players import FORCINGS
 from vidgen.demo.visitors import Visitors
 from vidgen.runtime.errors import VidgenError
 
@@ -53,7 +54,7 @@ def load_context(
 
     video: ContextForcingPipeline = load_pipeline(ContextForcingPipeline, model, **options)
     worlds = {}
-    for name, folder in world_names([Path(folder) for folder in world_models]).items():
+    for name, folder in folder_names([Path(folder) for folder in world_models]).items():
         pipe = load_pipeline(WorldModelPipeline, folder, **options)
         if not pipe.control_encoder.actions.choices:
             raise VidgenError(f"{folder}: its controls have no choices, so no key can steer this world model.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,7 +15,7 @@ from vidgen.demo.turns import Turns
 from vidgen.demo.uploads import UploadLimits
 from vidgen.demo.visitors import Visitors
 from vidgen.memory import MemoryConfigError
-from vidgen.runtime.errors import ConfigError, VidgenError
+from vidgen.runtime.errors import ConfigError, VidgenError, suggestion
 
 if TYPE_CHECKING:
     from vidgen.pipelines import ContextForcingPipeline, WorldModelPipeline
@@ -34,6 +35,7 @@ class DemoConfig:
         max_seconds: longest video.
         queue_size: requests that may wait.
         uploads: what is taken from visitors.
+        tab_models: model folders for tabs of other packages, by the name of the tab's entry point.
     """
 
     output: Path
@@ -43,6 +45,7 @@ class DemoConfig:
     max_seconds: float = 120.0
     queue_size: int = 32
     uploads: UploadLimits = field(default_factory=UploadLimits)
+    tab_models: Mapping[str, Sequence[Path]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_visitors", "max_seconds", "queue_size"):
@@ -91,25 +94,34 @@ def installed_tabs(context: DemoContext) -> list[DemoTab]:
     """The tabs of other packages.
 
     An entry point of the group `vidgen.demo_tabs` names a function `(context) -> DemoTab | None`; `None` where the
-    tab has nothing to show, as without a model.
+    tab has nothing to show, as when what it needs isn't installed. One that fails is left out with a warning.
 
     Raises:
-        VidgenError: an entry point can't be loaded or gives something else; names it.
+        VidgenError: a tab can't use the models given for it, or models were given for a tab that isn't there.
     """
-    tabs = []
+    found = {}
     for entry_point in entry_points(group=TAB_ENTRY_POINTS):
         try:
             tab = entry_point.load()(context)
-        except (ImportError, AttributeError) as error:
-            raise VidgenError(f"the demo tab {entry_point.name!r} ({entry_point.value}) fails: {error}") from error
-        if tab is not None and not isinstance(tab, DemoTab):
-            raise VidgenError(
-                f"the demo tab {entry_point.name!r} ({entry_point.value}) gives a {type(tab).__name__}; allowed: "
-                "DemoTab or None."
+            if tab is not None and not isinstance(tab, DemoTab):
+                raise TypeError(f"it gives a {type(tab).__name__}; allowed: DemoTab or None")
+        except VidgenError:
+            raise
+        except Exception as error:  # another package's code, which may fail in any way
+            warnings.warn(
+                f"the demo tab {entry_point.name!r} ({entry_point.value}) is left out: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
             )
+            continue
         if tab is not None:
-            tabs.append(tab)
-    return tabs
+            found[entry_point.name] = tab
+    for name in context.config.tab_models:
+        if name not in found:
+            raise VidgenError(
+                f"a model is given for the demo tab {name!r}, which isn't here: {suggestion(name, found)}."
+            )
+    return list(found.values())
 
 
 def shown(function: Callable[..., Any]) -> Callable[..., Any]:

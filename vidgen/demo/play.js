@@ -1,8 +1,9 @@
 // Plays worlds side by side: what is held goes to the server, one request at a time, and pictures come back.
 // `element`, `props`, `server` and `watch` are gradio's.
+// A key stands for the first of its names that the worlds know: a camera that can't turn slides.
 const KEYS = {
-  KeyW: "forward", ArrowUp: "forward", KeyS: "back", ArrowDown: "back", KeyA: "left", KeyD: "right",
-  ArrowLeft: "turn left", ArrowRight: "turn right", KeyQ: "turn left", KeyE: "turn right",
+  KeyW: ["forward"], ArrowUp: ["forward"], KeyS: ["back"], ArrowDown: ["back"], KeyA: ["left"], KeyD: ["right"],
+  ArrowLeft: ["turn left", "left"], ArrowRight: ["turn right", "right"], KeyQ: ["turn left"], KeyE: ["turn right"],
 };
 const SIGNS = {
   "turn left": ["↺", "←"], forward: ["▲", "W ↑"], "turn right": ["↻", "→"],
@@ -180,8 +181,9 @@ const isVisible = () => element.isConnected && element.offsetParent !== null;
 function onKeyDown(event) {
   if (!isVisible() || isTyping() || event.ctrlKey || event.metaKey || event.altKey) return;
   const others = state.choices.filter((name) => !(name in SIGNS));
-  const name = KEYS[event.code] ?? (/^Digit[1-9]$/.test(event.code) ? others[Number(event.code.at(-1)) - 1] : undefined);
-  if (!name || !state.choices.includes(name)) return;
+  const number = /^Digit[1-9]$/.test(event.code) ? Number(event.code.at(-1)) : 0;
+  const name = number ? others[number - 1] : KEYS[event.code]?.find((known) => state.choices.includes(known));
+  if (!name) return;
   event.preventDefault();
   if (!event.repeat) press(event.code, name);
 }

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from vidgen.demo.context import DemoContext, shown
+from vidgen.demo.landscape_player import LANDSCAPE, LandscapePlayer
 from vidgen.demo.page import script
 from vidgen.demo.play_run import PlayRun, read_keys
 from vidgen.demo.players import ROOM, ModelPlayer, Player, RoomPlayer, is_of_rooms
@@ -26,20 +27,21 @@ GAME = """
 """
 HOW_TO_TRAIN = """
 <div class="vg-card"><h3>No world model here yet</h3>
-The room below is a renderer, not a model. A small model of Doom trains for an hour and a half on a CPU:
-<pre>vidgen world record vizdoom -o runs/doom/episodes --episodes 200
+The worlds below are renderers, not models. A small model of Doom trains for an hour and a half on a CPU.
+<details><summary>How</summary><pre>vidgen world record vizdoom -o runs/doom/episodes --episodes 200
 vidgen world record vizdoom -o runs/doom/episodes --episodes 16 --split validation
 vidgen train frame_autoencoder --config live/vizdoom64_autoencoder
 vidgen train world_model --config live/vizdoom64_df
 vidgen train world_model --config live/vizdoom64_live
 vidgen train world_model_assemble --config live/vizdoom64_assemble
-vidgen demo --world-model runs/doom/model</pre></div>
+vidgen demo --world-model runs/doom/model</pre></details></div>
 """
 
 
 def build(context: DemoContext) -> None:
     """Make the components and events of the tab."""
-    names = [*context.worlds, ROOM]
+    renderers = {ROOM: RoomPlayer, LANDSCAPE: LandscapePlayer}
+    names = [*context.worlds, *renderers]
     with gr.Row():
         with gr.Column(scale=3, min_width=300):
             if not context.worlds:
@@ -48,7 +50,7 @@ def build(context: DemoContext) -> None:
                 names,
                 value=names[:1],
                 label="Worlds, side by side on the same keys",
-                info="The room is drawn by its renderer: the truth, beside models of rooms.",
+                info="A renderer draws the truth, without a model; the room also beside models of rooms.",
                 elem_id="play-worlds",
             )
             with gr.Row():
@@ -114,7 +116,7 @@ def build(context: DemoContext) -> None:
 
         Args:
             worlds: their names.
-            start: which real frames, or which rooms, to begin with.
+            start: which real frames, rooms or landscape to begin with.
             seed: of the models' noise.
             steps: denoising steps of a frame; 0 takes the model's.
             cache: frame, rolling or none.
@@ -129,18 +131,18 @@ def build(context: DemoContext) -> None:
             raise DemoError("Start and seed are numbers from 0.")
         first_frame = None
         if picture is not None:
-            if worlds == [ROOM]:
-                raise DemoError("The room is drawn, so it can't start from a picture; choose a model, or remove it.")
+            if set(worlds) <= renderers.keys():
+                raise DemoError("A renderer can't start from a picture; choose a model, or remove the picture.")
             if is_video(picture):
                 raise UploadError("This file is a video; a game starts from a picture.")
             first_frame = read_picture(picture, context.config.uploads)
         visitor = context.visitors.welcome(request.session_hash)
         players: dict[str, Player] = {}
         with context.turns.turn():
-            room = RoomPlayer(int(start)) if ROOM in worlds else None
-            if room is not None:
-                players[ROOM] = room
-            for name in [name for name in worlds if name != ROOM]:
+            for name in [name for name in renderers if name in worlds]:
+                players[name] = renderers[name](int(start))
+            room = players.get(ROOM)
+            for name in [name for name in worlds if name not in renderers]:
                 pipe, folder = context.worlds[name]
                 truth = room if first_frame is None and is_of_rooms(pipe) else None
                 players[name] = ModelPlayer(

@@ -16,7 +16,6 @@ from vidgen.data import EpisodesInfo
 from vidgen.data.recording import episodes_info
 from vidgen.demo.uploads import fit
 from vidgen.pipelines.play import load_starts
-from vidgen.runtime.errors import VidgenError
 from vidgen.worlds.exploration import step_planar
 from vidgen.worlds.room import RoomWorld
 
@@ -168,22 +167,3 @@ def is_of_rooms(pipe: WorldModelPipeline) -> bool:
     return [(column.name, column.unit) for column in spec.columns] == [
         (column.name, column.unit) for column in RoomWorld().delta_controls.spec.columns
     ]
-
-
-def world_names(folders: Sequence[Path]) -> dict[str, Path]:
-    """A short name for each model's folder: its own, with as many parents as tell it from the others.
-
-    Raises:
-        VidgenError: a folder is given twice.
-    """
-    folders = [folder.resolve() for folder in folders]
-    if len(set(folders)) != len(folders):
-        raise VidgenError("a world model is given twice; each is shown once.")
-    names: dict[str, Path] = {}
-    for folder in folders:
-        for count in range(1, len(folder.parts) + 1):
-            name = "/".join(folder.parts[-count:])
-            if all(other == folder or "/".join(other.parts[-count:]) != name for other in folders):
-                break
-        names[name] = folder
-    return names

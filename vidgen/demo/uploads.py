@@ -6,6 +6,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL.Image
@@ -14,9 +15,15 @@ import PIL.ImageOps
 from vidgen.data import VideoReader
 from vidgen.runtime.errors import VidgenError
 
+if TYPE_CHECKING:
+    from vidgen.pipelines import ContextForcingPipeline, GenerationSession
+
 PICTURE_FORMATS = ("PNG", "JPEG", "WEBP")
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".webm", ".mkv")
+SESSION_SUFFIX = ".safetensors"
+# What a session may ask for, in denoising steps of a chunk.
+MAX_STEPS = 100
 # Only these containers are handed to the demuxer: playlists and scripts could name other files of this machine.
 _EBML, _FTYP = b"\x1a\x45\xdf\xa3", b"ftyp"
 
@@ -94,6 +101,42 @@ def read_video(path: str | os.PathLike, limits: UploadLimits) -> np.ndarray:
         raise
     except (VidgenError, OSError, ZeroDivisionError) as error:
         raise UploadError("The video is damaged, or in a format that can't be decoded here.") from error
+
+
+def read_session(
+    path: str | os.PathLike, limits: UploadLimits, pipe: ContextForcingPipeline, **callbacks: Any
+) -> GenerationSession:
+    """A saved session that the demo can go on with: one video, of its model's size, in pixels.
+
+    Args:
+        path: the file.
+        limits: of which bytes matter.
+        pipe: the models that the session has to be of.
+        callbacks: see [`~vidgen.pipelines.GenerationSession.load`].
+
+    Raises:
+        UploadError: too large, no session, damaged, of another model, or one that asks for more than the demo gives.
+    """
+    from vidgen.pipelines import GenerationSession
+
+    _check_bytes(path, limits)
+    try:
+        session = GenerationSession.load(path, pipe, **callbacks)
+    except VidgenError as error:
+        raise UploadError(str(error).replace(str(path), "This file")) from error
+    settings = session.settings
+    largest = (pipe.config.default_height, pipe.config.default_width)
+    if session.batch_size != 1 or not settings.decode or session.noise is not None:
+        raise UploadError(
+            "This session makes several videos, latents, or begins with noise of its own; allowed: one video."
+        )
+    if settings.height > largest[0] or settings.width > largest[1]:
+        raise UploadError(
+            f"This session makes {settings.width} x {settings.height} pixels; allowed: {largest[1]} x {largest[0]}."
+        )
+    if settings.num_inference_steps > MAX_STEPS:
+        raise UploadError(f"This session takes {settings.num_inference_steps} steps a chunk; allowed: {MAX_STEPS}.")
+    return session
 
 
 def fit(picture: PIL.Image.Image, height: int, width: int) -> np.ndarray:

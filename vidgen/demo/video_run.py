@@ -6,18 +6,20 @@ import html
 import itertools
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from vidgen.demo.memory_strip import last_frame_of, memory_html, memory_slots
 from vidgen.demo.pictures import to_data_uri
 from vidgen.demo.turns import Turns
+from vidgen.demo.uploads import UploadLimits, read_session
 from vidgen.demo.visitors import DemoError
 
 if TYPE_CHECKING:
@@ -72,23 +74,32 @@ class VideoRun:
     Methods may be called from several threads; what changes the video waits for the chunk that is being made.
 
     Args:
-        pipe: the models, shared by all.
+        session: whose `callback_on_step_end` lets others go first, see `begin` and `go_on`.
         turns: who computes when.
         folder: for its files.
-        plan: what to show when.
-        seconds: length.
-        seed: same seed, same video as `vidgen generate --seed`.
-        memory: name of a memory.
-        prompt_switch: what happens to the memory when the prompt changes.
-        image: what the video begins with, uint8 `(height, width, 3)`.
-        video: what it continues, uint8 `(frames, height, width, 3)`.
-
-    Raises:
-        VidgenError: arguments that don't fit each other.
+        started: when it was asked for, `time.monotonic()`.
     """
 
-    def __init__(
-        self,
+    def __init__(self, session: GenerationSession, turns: Turns, folder: Path, started: float) -> None:
+        self._started = started
+        self._turns, self._folder = turns, folder
+        folder.mkdir()
+        self._stride = session.pipe.vae_scale_factor_temporal
+        # Frames of a session that was saved elsewhere; the page has those after them.
+        self._before = session.num_frames_emitted
+        self._names = itertools.cycle("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+        self._files = itertools.count()
+        self._current = next(self._names)
+        self._branches = {self._current: Branch(session)}
+        self._lock = threading.Lock()  # held while a chunk is made or the video is changed
+        self._playing = threading.Lock()
+        self._go = self._closed = False
+        self.first_frame_seconds: float | None = None
+        self._made, self._computing = 0, 0.0
+
+    @classmethod
+    def begin(
+        cls,
         pipe: ContextForcingPipeline,
         turns: Turns,
         folder: Path,
@@ -99,13 +110,27 @@ class VideoRun:
         prompt_switch: str = "recache",
         image: np.ndarray | None = None,
         video: np.ndarray | None = None,
-    ) -> None:
+    ) -> Self:
+        """A new video.
+
+        Args:
+            pipe: the models, shared by all.
+            turns: who computes when.
+            folder: for its files.
+            plan: what to show when.
+            seconds: length.
+            seed: same seed, same video as `vidgen generate --seed`.
+            memory: name of a memory.
+            prompt_switch: what happens to the memory when the prompt changes.
+            image: what the video begins with, uint8 `(height, width, 3)`.
+            video: what it continues, uint8 `(frames, height, width, 3)`.
+
+        Raises:
+            VidgenError: arguments that don't fit each other.
+        """
         import torch
 
-        self._started = time.monotonic()
-        self._turns, self._folder = turns, folder
-        self._stride = pipe.vae_scale_factor_temporal
-        folder.mkdir()
+        started = time.monotonic()
         with turns.turn():
             session = pipe.session(
                 plan,
@@ -119,16 +144,37 @@ class VideoRun:
                 undo_depth=UNDO_DEPTH,
                 callback_on_step_end=lambda *_: turns.give_way(),
             )
-        self._num_given = 0 if video is None else (len(video) - 1) // self._stride * self._stride + 1
-        self._names = itertools.cycle("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-        self._files = itertools.count()
-        self._current = next(self._names)
-        self._branches = {self._current: Branch(session)}
-        self._lock = threading.Lock()  # held while a chunk is made or the video is changed
-        self._playing = threading.Lock()
-        self._go = self._closed = False
-        self.first_frame_seconds: float | None = None
-        self._made, self._computing = 0, 0.0
+        return cls(session, turns, folder, started)
+
+    @classmethod
+    def go_on(
+        cls,
+        pipe: ContextForcingPipeline,
+        turns: Turns,
+        folder: Path,
+        path: str | os.PathLike,
+        limits: UploadLimits,
+        seconds: float,
+    ) -> Self:
+        """A video of which the session was saved; its frames begin where that one's ended.
+
+        Args:
+            pipe: the models that began it.
+            turns: who computes when.
+            folder: for its files.
+            path: of the session, from `save`.
+            limits: of uploads.
+            seconds: how much longer it gets.
+
+        Raises:
+            UploadError: the file is none that can be gone on with; says why.
+        """
+        started = time.monotonic()
+        with turns.turn():
+            session = read_session(path, limits, pipe, callback_on_step_end=lambda *_: turns.give_way())
+        session.settings = replace(session.settings, undo_depth=UNDO_DEPTH)
+        session.extend(max(1, round(seconds * session.settings.fps)))
+        return cls(session, turns, folder, started)
 
     # --- what it is at ------------------------------------------------------------------------------------------
 
@@ -149,8 +195,8 @@ class VideoRun:
 
     @property
     def total(self) -> int:
-        """Frames of the whole video."""
-        return self.session.settings.num_frames + self._num_given
+        """Frames of the whole video, without those that were made before its session was saved."""
+        return self.session.num_frames_total - self._before
 
     def view(self, start: int | None = None, note: str = "") -> View:
         """What a page shows now.
@@ -160,7 +206,7 @@ class VideoRun:
             note: a sentence for the status.
         """
         branch = self._branch
-        session, now = branch.session, self.session.num_frames_emitted
+        session, now = branch.session, branch.session.num_frames_emitted - self._before
         frames = [] if start is None else [to_data_uri(frame) for frame in self._frames(branch, start)]
         stage = {
             "video": f"{self._folder.name}/{self._current}",
@@ -184,9 +230,10 @@ class VideoRun:
     def _status(self, note: str) -> str:
         session = self.session
         fps, done = session.settings.fps, session.num_frames_emitted
-        plan_frame = max(0, min(done, self.total - 1) - self._num_given)
+        total, given = session.num_frames_total, session.num_frames_total - session.settings.num_frames
+        plan_frame = max(0, min(done, total - 1) - given)
         state = "finished" if session.finished else "generating" if self._go else "paused"
-        facts = [f"<b>{state}</b>", f"{done / fps:.1f} of {self.total / fps:.1f} s"]
+        facts = [f"<b>{state}</b>", f"{done / fps:.1f} of {total / fps:.1f} s"]
         if self._made:
             rate = self._made / self._computing
             facts.append(f"{rate:.1f} frames/s ({rate / fps:.2f}x real time)")
@@ -194,7 +241,7 @@ class VideoRun:
             facts.append(f"first frame after {self.first_frame_seconds:.2f} s")
         facts.append(f"memory {session.memory.nbytes / 1e6:.1f} MB")
         prompt = html.escape(session.plans[0].prompt_at(plan_frame, fps))
-        share = 100 * done / max(1, self.total)
+        share = 100 * done / max(1, total)
         note = f"<p class='vg-note'>{html.escape(note)}</p>" if note else ""
         return (
             f"<div class='vg-status vg-{state}'><div class='vg-bar'><i style='width:{share:.1f}%'></i></div>"
@@ -250,7 +297,7 @@ class VideoRun:
                 frame = last_frame_of(latent, self._stride) - start
                 if 0 <= frame < len(frames):  # the last chunk may be cut
                     branch.thumbnails[latent] = to_data_uri(frames[frame], THUMBNAIL_WIDTH)
-            return start
+            return start - self._before
 
     def pause(self) -> None:
         """Stop at the next denoising step; what the chunk had so far is made again later, to the same frames."""

@@ -12,7 +12,15 @@ from vidgen.demo.context import DemoContext, shown
 from vidgen.demo.memory_strip import memory_html
 from vidgen.demo.page import script
 from vidgen.demo.plan_text import add_line, read_plan
-from vidgen.demo.uploads import PICTURE_SUFFIXES, VIDEO_SUFFIXES, fit, is_video, read_picture, read_video
+from vidgen.demo.uploads import (
+    PICTURE_SUFFIXES,
+    SESSION_SUFFIX,
+    VIDEO_SUFFIXES,
+    fit,
+    is_video,
+    read_picture,
+    read_video,
+)
 from vidgen.demo.video_run import VideoRun, View
 from vidgen.demo.visitors import DemoError
 from vidgen.memory import MEMORIES
@@ -93,6 +101,14 @@ def build(context: DemoContext) -> None:
                     height=150,
                     elem_id="video-start",
                 )
+            with gr.Accordion("Go on with a saved session", open=False):
+                saved_session = gr.File(
+                    label=f"A session that was saved here (up to {config.uploads.megabytes:g} MB)",
+                    file_types=[SESSION_SUFFIX],
+                    height=150,
+                    elem_id="video-session",
+                )
+                go_on = gr.Button("Go on for so many seconds more", elem_id="video-go-on")
             generate = gr.Button("Generate", variant="primary", size="lg", elem_id="video-generate")
             gr.Examples(
                 list(EXAMPLES.values()),
@@ -132,6 +148,10 @@ def build(context: DemoContext) -> None:
             raise DemoError("There is no video of yours here (any more); press Generate.")
         return run
 
+    def check_seconds(seconds: float) -> None:
+        if not 0 < seconds <= config.max_seconds:
+            raise DemoError(f"{seconds} seconds; allowed: more than 0, at most {config.max_seconds:g}.")
+
     @shown
     def on_generate(
         plan: str, seconds: float, seed: int, memory: str, switch: str, start: str | None, request: gr.Request
@@ -147,8 +167,7 @@ def build(context: DemoContext) -> None:
             start: a picture or video to begin with.
         """
         prompt_plan = read_plan(plan)
-        if not 0 < seconds <= config.max_seconds:
-            raise DemoError(f"{seconds} seconds; allowed: more than 0, at most {config.max_seconds:g}.")
+        check_seconds(seconds)
         given = {}
         if start is not None:
             height, width = context.video.config.default_height, context.video.config.default_width
@@ -159,9 +178,28 @@ def build(context: DemoContext) -> None:
         visitor = context.visitors.welcome(request.session_hash)
         seed = secrets.randbits(31) if seed is None or seed < 0 else int(seed)
         folder = visitor.folder / f"video_{secrets.token_hex(4)}"
-        run = VideoRun(context.video, context.turns, folder, prompt_plan, seconds, seed, memory, switch, **given)
+        run = VideoRun.begin(context.video, context.turns, folder, prompt_plan, seconds, seed, memory, switch, **given)
         visitor.put(PART, run)
         yield outputs_of(run.view(note=f"seed {seed}"))
+        for view in run.play():
+            yield outputs_of(view)
+
+    @shown
+    def on_go_on(session: str | None, seconds: float, request: gr.Request) -> Iterator[list[Any]]:
+        """Go on with a saved session; yields as `generate` does, frames that follow those made before.
+
+        Args:
+            session: file that `save` gave.
+            seconds: how much longer the video gets.
+        """
+        if session is None:
+            raise DemoError("There is no session to go on with; give the .session.safetensors file that Save made.")
+        check_seconds(seconds)
+        visitor = context.visitors.welcome(request.session_hash)
+        folder = visitor.folder / f"video_{secrets.token_hex(4)}"
+        run = VideoRun.go_on(context.video, context.turns, folder, session, config.uploads, seconds)
+        visitor.put(PART, run)
+        yield outputs_of(run.view(note="This goes on where the session was saved; its own frames are in its video."))
         for view in run.play():
             yield outputs_of(view)
 
@@ -219,6 +257,7 @@ def build(context: DemoContext) -> None:
     generate.click(
         on_generate, settings, shows, api_name="generate", concurrency_id="video", trigger_mode="multiple", **many
     )
+    go_on.click(on_go_on, [saved_session, seconds], shows, api_name="go_on", concurrency_id="video", **many)
     resume.click(on_resume, None, shows, api_name="resume", concurrency_id="video", **many)
     pause.click(on_pause, None, None, api_name="pause", **many)
     now.submit(on_change, [now, switch], None, api_name="set_prompt", **many)

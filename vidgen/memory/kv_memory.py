@@ -324,6 +324,8 @@ class KVMemory(ABC):
         found = {"name": header.pop("name"), "config": header.pop("config")}
         if found != expected:
             raise MemoryConfigError(f"The saved memory is {found}, this one is {expected}.")
+        if header.keys() != self._scalars().keys():
+            raise MemoryConfigError(f"The saved memory holds {sorted(header)}, this one {sorted(self._scalars())}.")
         self.reset()
         num_layers = sum(name.startswith("keys.") for name in state)
         self._keys = [state[f"keys.{layer}"] for layer in range(num_layers)]

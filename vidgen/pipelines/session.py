@@ -31,6 +31,7 @@ from vidgen.pipelines.session_state import (
     load_session,
     save_session,
 )
+from vidgen.runtime.checks import check_whole
 from vidgen.runtime.device import generator_for
 from vidgen.schedulers import FlowConsistencyScheduler
 
@@ -154,6 +155,13 @@ class GenerationSession:
         if self.settings.num_frames is None:
             return False
         return self._num_pixel_frames(self._state.memory.num_frames) >= self._last_frame
+
+    @property
+    def num_frames_total(self) -> int | None:
+        """Frames that all steps return together, those of a shown input included; `None` without an end."""
+        if self.settings.num_frames is None:
+            return None
+        return self.settings.num_frames + (self._state.time_origin if self._state.emits_input else 0)
 
     @property
     def num_chunks_left(self) -> int | None:
@@ -539,6 +547,21 @@ class GenerationSession:
         self._state = self._history[-n]
         self._history = self._history[:-n]
         self.last_latents = None
+
+    def extend(self, num_frames: int) -> None:
+        """End after so many frames more, whatever the end was before, even if it was reached.
+
+        Frames of a last chunk that lay beyond the old end were cut off and stay so: the video goes on after them.
+
+        Args:
+            num_frames: from the next chunk on.
+        """
+        check_whole(1, num_frames=num_frames)
+        state = self._state.copy()
+        state.num_frames_emitted += self._num_surplus_frames
+        existing = self._num_pixel_frames(state.memory.num_frames) - state.time_origin
+        self.settings = dataclasses.replace(self.settings, num_frames=existing + num_frames)
+        self._state = state
 
     # --- files --------------------------------------------------------------------------------------------------
 

@@ -183,19 +183,34 @@ def load_session(
     tensors, metadata = load_safetensors(path)
     if "vidgen_session" not in metadata:
         raise SessionFileError(f"{path} is a safetensors file, but not a saved session.")
-    header = json.loads(metadata["vidgen_session"])
-    if header["schema"] > SESSION_SCHEMA:
+    try:
+        header = json.loads(metadata["vidgen_session"])
+        schema, fingerprint = int(header["schema"]), dict(header["fingerprint"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SessionFileError(f"{path} is damaged: its header can't be read ({type(error).__name__}).") from error
+    if schema > SESSION_SCHEMA:
         raise SessionFileError(
-            f"{path} has session schema {header['schema']}; this version reads up to {SESSION_SCHEMA}. Update vidgen."
+            f"{path} has session schema {schema}; this version reads up to {SESSION_SCHEMA}. Update vidgen."
         )
     expected = pipeline_fingerprint(pipe)
-    different = [name for name, digest in header["fingerprint"].items() if expected[name] != digest]
+    different = [name for name, digest in expected.items() if fingerprint.get(name) != digest]
     if different:
         raise SessionFileError(
             f"{path} was saved with another {' and '.join(different)} (configuration, weights, dtype or LoRA); "
             "continue it with the pipeline that began it."
         )
+    try:
+        settings, state = _read_session(pipe, header, tensors)
+        _check_shapes(pipe, settings, state, tensors, len(header["sample_seeds"]))
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
+        raise SessionFileError(f"{path} is damaged: {str(error) or type(error).__name__}") from error
+    state.memory.to(pipe._execution_device)
+    return settings, state, header["sample_seeds"], tensors.get("noise")
 
+
+def _read_session(
+    pipe: ContextForcingPipeline, header: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> tuple[GenerationSettings, SessionState]:
     settings = dict(header["settings"])
     settings["negative_prompts"] = tuple(settings["negative_prompts"])
     state = SessionState(
@@ -211,5 +226,29 @@ def load_session(
     for component, prefix in ((state.memory, "memory."), (state.decoder, "decoder.")):
         entries = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         component.load_state_dict(entries)
-    state.memory.to(pipe._execution_device)
-    return GenerationSettings(**settings), state, header["sample_seeds"], tensors.get("noise")
+    return GenerationSettings(**settings), state
+
+
+def _check_shapes(
+    pipe: ContextForcingPipeline,
+    settings: GenerationSettings,
+    state: SessionState,
+    tensors: dict[str, torch.Tensor],
+    batch: int,
+) -> None:
+    """A file whose parts don't fit each other would fail in the middle of a chunk, in words that say nothing."""
+    config, factor = pipe.transformer.config, pipe.vae_scale_factor_spatial
+    height, width = settings.height // factor, settings.width // factor
+    tokens = (height // config.patch_size[1]) * (width // config.patch_size[2])
+    rows = batch * (2 if settings.guidance_scale > 1 else 1)
+    slots = (rows, state.memory.num_slots, tokens, config.num_attention_heads, config.attention_head_dim)
+    wanted = {"latents": (batch, config.in_channels, len(state.latent_ids), height, width)}
+    if state.memory.num_slots:
+        wanted |= {
+            f"memory.{kind}.{layer}": slots for kind in ("keys", "values") for layer in range(config.num_layers)
+        }
+    if len(state.plans) != batch:
+        raise SessionFileError(f"it has {len(state.plans)} prompt plans for {batch} samples.")
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape:
+            raise SessionFileError(f"{name} has shape {tuple(tensors[name].shape)} where {shape} belongs.")

@@ -1512,14 +1512,27 @@ class LandscapeWorld:
                 f"frames [{start_frame}, {start_frame + num_frames}) are not in the scene; allowed: within "
                 f"[0, {scene.num_frames}), nearest start: {min(max(start_frame, 0), scene.num_frames - 1)}"
             )
-        art = self._scene_art(scene)
         frames = np.empty((num_frames, self.height, self.width, 3), dtype=np.uint8)
         for index in range(num_frames):
             frame = start_frame + index
-            image = self._compose(art, scene.camera_x(frame), art.traveller, frame)
-            art.weather.put(image, frame)
-            frames[index] = _to_uint8(image)
+            frames[index] = self.view(scene, scene.camera_x(frame), frame)
         return frames
+
+    def view(self, scene: LandscapeScene, camera_x: float, frame: int) -> np.ndarray:
+        """What is seen from any place at the time of a frame, whatever the scene's camera does.
+
+        Args:
+            scene: what to draw.
+            camera_x: as `LandscapeScene.camera_x` returns it.
+            frame: index of the frame, which moves traveller and weather.
+
+        Returns:
+            uint8 [height, width, 3].
+        """
+        art = self._scene_art(scene)
+        image = self._compose(art, camera_x, art.traveller, frame)
+        art.weather.put(image, frame)
+        return _to_uint8(image)
 
     def background(self, scene: LandscapeScene, camera_x: float) -> np.ndarray:
         """What stands still, seen from `camera_x`: without traveller, particles and drifting mist.
