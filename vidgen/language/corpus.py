@@ -34,7 +34,8 @@ MIN_VOCAB_SIZE = 256 + 2
 
 # Not prose of programmers: tests (which many distributions leave out), generated tables, and what a build wrote.
 STANDARD_LIBRARY_EXCLUDES = (
-    "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "_sysconfigdata", "config-",
+    "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "_sysconfigdata",
+    "config-",
 )  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def write_corpus(
 
 
 def read_index(folder: str | os.PathLike) -> dict:
-    """What `write_corpus` says about a folder: `python`, `source`, and in `splits` the files, bytes and tokens of each.
+    """What `write_corpus` says about a folder: `python`, `source`, in `splits` the files, bytes and tokens of each.
 
     Raises:
         CorpusError: there is no corpus, or its index is damaged.
