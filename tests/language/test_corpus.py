@@ -52,9 +52,10 @@ def test_the_standard_library_has_no_tests_tables_or_files_of_the_build():
     assert not [name for name in names if any(part.startswith(unwanted) for part in name.split("/"))]
 
 
-@pytest.mark.parametrize(
-    "text", ["def f(x):\n\treturn  x\n", "naïve “quotes” 漢字 🎬", " leading, trailing \n\n", "\x00\x7f"]
-)
+TEXTS = ["def f(x):\n\treturn  x\n", "naïve “quotes” 漢字 🎬", " leading, trailing \n\n", "\x00\x7f"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_any_text_is_read_back_and_its_bytes_are_counted(byte_tokenizer, text):
     ids = byte_tokenizer(text, add_special_tokens=False)["input_ids"]
     assert byte_tokenizer.decode(ids) == text
@@ -85,11 +86,8 @@ def test_windows_follow_from_seed_step_and_rank_alone(corpus):
     again = TokenWindows(corpus, "train", 16, seed=1)
     assert torch.equal(again.batch(3, 0, 2, 4)["tokens"], first)
     assert first.shape == (4, 17)
-    for other in (
-        again.batch(4, 0, 2, 4),
-        again.batch(3, 1, 2, 4),
-        TokenWindows(corpus, "train", 16, 2).batch(3, 0, 2, 4),
-    ):
+    reseeded = TokenWindows(corpus, "train", 16, seed=2)
+    for other in (again.batch(4, 0, 2, 4), again.batch(3, 1, 2, 4), reseeded.batch(3, 0, 2, 4)):
         assert not torch.equal(other["tokens"], first)
 
 
@@ -98,12 +96,9 @@ def test_windows_are_stretches_of_the_text_up_to_its_last_token(corpus):
     stretches = {tuple(row) for row in windows.tokens.unfold(0, 6, 1).tolist()}
     drawn = {tuple(row) for step in range(60) for row in windows.batch(step, 0, 1, 8)["tokens"].tolist()}
     assert drawn <= stretches
-    assert stretches - drawn != stretches
     windows.tokens = torch.arange(7)
-    assert {tuple(row) for row in windows.batch(0, 0, 1, 64)["tokens"].tolist()} == {
-        tuple(range(6)),
-        tuple(range(1, 7)),
-    }
+    drawn = {tuple(row) for row in windows.batch(0, 0, 1, 64)["tokens"].tolist()}
+    assert drawn == {(0, 1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 6)}
 
 
 def test_windows_in_order_predict_each_token_once(corpus):

@@ -41,9 +41,9 @@ def test_greedy_tokens_are_the_most_probable_ones(lm):
 def test_drawn_tokens_follow_from_the_seed_alone(lm):
     input_ids = encode_prompt(lm, "the")
     state = torch.random.get_rng_state()
-    first, second, other = (
+    drawn = [
         generate_tokens(lm, input_ids, 10, temperature=1.0, seed=seed).tolist() for seed in (1, 1, 2)
-    )
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert torch.equal(torch.random.get_rng_state(), state)
 
