@@ -9,11 +9,15 @@ from .baselines import (
     SkipDrafter,
     StaticSkipDrafter,
 )
+from .clasp import CLaSpDrafter
 from .engine import generate, speculative_generate
+from .knapspec import KnapSpecConfig, KnapSpecDrafter
+from .latency import LatencyProfile
 from .stats import SpecStats
 
 __all__ = [
     "DRAFTERS", "Draft", "Drafter", "SpeculativeConfig", "make_drafter", "register_drafter",
     "AssistedDrafter", "EarlyExitDrafter", "PlainDrafter", "PromptLookupDrafter", "SkipDrafter", "StaticSkipDrafter",
+    "CLaSpDrafter", "KnapSpecConfig", "KnapSpecDrafter", "LatencyProfile",
     "generate", "speculative_generate", "SpecStats",
 ]  # fmt: skip

@@ -198,7 +198,7 @@ class EarlyExitDrafter(SkipDrafter):
 
     @classmethod
     def from_argument(cls, model: PreTrainedModel, argument: str | None) -> EarlyExitDrafter:
-        return cls(model, _whole_argument(cls.name, argument, default=max(1, len(sublayers(model)) // 3)))
+        return cls(model, whole_argument(cls.name, argument, default=max(1, len(sublayers(model)) // 3)))
 
 
 @register_drafter("static_skip")
@@ -220,7 +220,7 @@ class StaticSkipDrafter(SkipDrafter):
 
     @classmethod
     def from_argument(cls, model: PreTrainedModel, argument: str | None) -> StaticSkipDrafter:
-        return cls(model, _whole_argument(cls.name, argument, default=max(1, len(sublayers(model)) // 2)))
+        return cls(model, whole_argument(cls.name, argument, default=max(1, len(sublayers(model)) // 2)))
 
 
 def middle_block(total: int, layers: int) -> range:
@@ -229,7 +229,7 @@ def middle_block(total: int, layers: int) -> range:
     return range(2 * first, 2 * (first + layers))
 
 
-def _whole_argument(name: str, argument: str | None, default: int) -> int:
+def whole_argument(name: str, argument: str | None, default: int) -> int:
     if argument is None:
         return default
     if not (argument.isascii() and argument.isdigit()):
