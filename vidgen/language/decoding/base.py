@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -140,7 +139,7 @@ class Outcome:
         return [max(0, count - 1) for count in self.advanced]
 
 
-class Drafter(ABC):
+class Drafter:
     """Proposes tokens; the engine lets the target decide about them, so that what is emitted is the target's own.
 
     A drafter may serve many generations, one after the other.
@@ -175,9 +174,9 @@ class Drafter(ABC):
     def prefill(self, state: DecodingState) -> None:
         """Called once, after the target has read the prompt and the first token is chosen."""
 
-    @abstractmethod
     def get_candidates(self, state: DecodingState, limit: int) -> Draft | None:
         """Up to `limit` tokens of each row, or None for a plain step."""
+        raise NotImplementedError
 
     def update(self, state: DecodingState, outcome: Outcome) -> None:
         """Called after each verification, with the state that has the new tokens."""

@@ -141,9 +141,7 @@ class SkipDrafter(Drafter):
         config: length of drafts.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, skip: Collection[int], config: SpeculativeConfig | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, skip: Collection[int], config: SpeculativeConfig | None = None) -> None:
         super().__init__(model)
         self.config = config or SpeculativeConfig()
         self._stop = ConfidenceStop(self.config.draft_confidence)
@@ -235,4 +233,3 @@ def whole_argument(name: str, argument: str | None, default: int) -> int:
     if not (argument.isascii() and argument.isdigit()):
         raise ConfigError(f"{name}:{argument}: give a number of layers, such as {name}:{default}")
     return int(argument)
-

@@ -44,9 +44,7 @@ class ItemRunner:
         ConfigError: the attention kernel of the model takes no mask of this kind.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, past: list[tuple[torch.Tensor, torch.Tensor]], tokens: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, past: list[tuple[torch.Tensor, torch.Tensor]], tokens: int) -> None:
         kernel = model.config._attn_implementation
         if kernel not in _MASKED:
             raise ConfigError(

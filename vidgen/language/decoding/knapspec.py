@@ -271,7 +271,9 @@ class KnapSpecDrafter(PlanningDrafter):
         super().update(state, outcome)
         if outcome.draft is None:
             return
-        for drafted, confirmed, advanced in zip(outcome.draft.lengths, outcome.confirmed, outcome.advanced, strict=True):
+        for drafted, confirmed, advanced in zip(
+            outcome.draft.lengths, outcome.confirmed, outcome.advanced, strict=True
+        ):
             if advanced and drafted:
                 self.acceptance.update(drafted, confirmed)
                 self._promise.observed.update(drafted, confirmed)

@@ -87,7 +87,9 @@ class PlanningDrafter(SkipDrafter):
             last = state.columns - 1
             # One token at least is the past that branches share.
             count = min(self._gathered.shape[1], last - begin - 1)
-            if count >= (self.calibration_tokens if self._gathering else min(MIN_CALIBRATION, self.calibration_tokens)):
+            if count >= (
+                self.calibration_tokens if self._gathering else min(MIN_CALIBRATION, self.calibration_tokens)
+            ):
                 began = time.perf_counter()
                 states, first = self._gathered[:, -count:], last - count
                 runner = ItemRunner.from_cache(self.model, state.cache, 0, begin, first, last)
