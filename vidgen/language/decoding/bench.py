@@ -198,14 +198,11 @@ def _summary(runs: list[list[dict[str, Any]]], plain: list[list[dict[str, Any]]]
     }
     stats = [run["stats"] for repeat in runs for run in repeat if "stats" in run]
     if stats:
-        total = {
-            name: sum(entry[name] for entry in stats) for name in stats[0] if isinstance(stats[0][name], (int, float))
-        }
-        lengths = {length: times for entry in stats for length, times in entry["accept_lengths"].items()}
-        rounds = sum(sum(entry["accept_lengths"].values()) for entry in stats)
+        numbers = [name for name, value in stats[0].items() if isinstance(value, int | float)]
+        total = {name: sum(entry[name] for entry in stats) for name in numbers}
+        drafted_rows = sum(sum(entry["accept_lengths"].values()) for entry in stats)
         summary |= {
-            "accept_length": total["accepted"] / rounds if rounds else 0.0,
-            "longest_accepted": max(map(int, lengths), default=0),
+            "accept_length": total["accepted"] / drafted_rows if drafted_rows else 0.0,
             "acceptance": total["accepted"] / total["drafted"] if total["drafted"] else 0.0,
             "drafting_rounds": total["drafting_rounds"] / total["rounds"] if total["rounds"] else 0.0,
             "draft_share": total["draft_seconds"] / total["total_seconds"],

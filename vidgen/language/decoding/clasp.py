@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,9 +39,7 @@ def layer_plans(states: torch.Tensor, runner: ItemRunner, budget: int) -> list[S
     # Exactly so many layers are wanted: none of the choices on the way is given up.
     plans = solve_knapsack(states[::2], run_layer, [1] * layers, budget, tau=-1.0, edge=1)
     return [
-        SkipPlan(
-            frozenset(i for layer in plan.skip for i in (2 * layer, 2 * layer + 1)), *list(vars(plan).values())[1:]
-        )
+        replace(plan, skip=frozenset(item for layer in plan.skip for item in (2 * layer, 2 * layer + 1)))
         for plan in plans
     ]
 

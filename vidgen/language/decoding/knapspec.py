@@ -125,7 +125,9 @@ class _Promise:
 
 @register_drafter("knapspec")
 class KnapSpecDrafter(PlanningDrafter):
-    """Plans, drafts while that pays, and decodes plainly while it doesn't. A plan outlives the generation it was made in.
+    """Plans, drafts while that pays, and decodes plainly while it doesn't.
+
+    A plan outlives the generation in which it was made.
 
     Args:
         model: see `vidgen.language.decoding.skip.sublayers`.
@@ -271,9 +273,8 @@ class KnapSpecDrafter(PlanningDrafter):
         super().update(state, outcome)
         if outcome.draft is None:
             return
-        for drafted, confirmed, advanced in zip(
-            outcome.draft.lengths, outcome.confirmed, outcome.advanced, strict=True
-        ):
+        rows = zip(outcome.draft.lengths, outcome.confirmed, outcome.advanced, strict=True)
+        for drafted, confirmed, advanced in rows:
             if advanced and drafted:
                 self.acceptance.update(drafted, confirmed)
                 self._promise.observed.update(drafted, confirmed)

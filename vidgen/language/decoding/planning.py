@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,8 +23,8 @@ MIN_CALIBRATION = 8
 class PlanningDrafter(SkipDrafter):
     """Gathers hidden states, and asks `plan` when there are enough of them and a choice is due.
 
-    The prompt's last tokens are the first calibration. Later ones are gathered in the verifications of the rounds after
-    a choice has become due. States come from the first row of a batch, and its choice is the choice for all.
+    The prompt's last tokens are the first calibration. Later ones are gathered in the verifications of the rounds
+    after a choice has become due. States come from the first row of a batch, and its choice is the choice for all.
 
     Args:
         model: the target.
@@ -41,7 +40,6 @@ class PlanningDrafter(SkipDrafter):
         self.calibration_tokens, self.replan_interval = calibration_tokens, replan_interval
         self.reset()
 
-    @abstractmethod
     def plan(self, state: DecodingState, states: torch.Tensor, runner: ItemRunner, limit: int) -> None:
         """Chooses what to leave out.
 
@@ -51,6 +49,7 @@ class PlanningDrafter(SkipDrafter):
             runner: runs items on branches of these tokens.
             limit: tokens that may still be drafted in this generation.
         """
+        raise NotImplementedError
 
     def is_due(self, state: DecodingState) -> bool:
         """Whether to choose again."""
@@ -87,9 +86,8 @@ class PlanningDrafter(SkipDrafter):
             last = state.columns - 1
             # One token at least is the past that branches share.
             count = min(self._gathered.shape[1], last - begin - 1)
-            if count >= (
-                self.calibration_tokens if self._gathering else min(MIN_CALIBRATION, self.calibration_tokens)
-            ):
+            enough = self.calibration_tokens if self._gathering else min(MIN_CALIBRATION, self.calibration_tokens)
+            if count >= enough:
                 began = time.perf_counter()
                 states, first = self._gathered[:, -count:], last - count
                 runner = ItemRunner.from_cache(self.model, state.cache, 0, begin, first, last)

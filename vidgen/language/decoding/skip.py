@@ -64,8 +64,8 @@ def check_skip(model: PreTrainedModel, skip: Collection[int]) -> frozenset[int]:
     wrong = sorted(item for item in skip if not 0 < item < count)
     if wrong:
         raise ConfigError(
-            f"item {wrong[0]} can't be skipped; allowed: 1 to {count - 1}. The first attention (item 0) stays, because "
-            "attention masks are sized by its cache."
+            f"item {wrong[0]} can't be skipped; allowed: 1 to {count - 1}. The first attention (item 0) stays, "
+            "because attention masks are sized by its cache."
         )
     return frozenset(skip)
 
