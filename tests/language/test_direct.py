@@ -148,9 +148,7 @@ def test_a_tokenizer_that_can_not_write_a_plan_is_refused():
 
 def test_a_budget_below_the_shortest_plan_is_refused(byte_tokenizer):
     cost = processor_for(byte_tokenizer).cost(SCHEMA)
-    with pytest.raises(
-        DirectError, match=f"plan of 2 shots may take {cost} tokens, and there is room for {cost - 1}"
-    ):
+    with pytest.raises(DirectError, match=f"plan of 2 shots may take {cost} tokens, and there is room for {cost - 1}"):
         processor_for(byte_tokenizer, cost - 1)
 
 
@@ -171,7 +169,6 @@ def test_a_plan_file_holds_the_plan(tmp_path):
 
 
 def test_a_decoder_by_name_gives_the_same_plan(tiny_lm_folder):
-    pytest.importorskip("vidgen.language.decoding")
     lm = load_language_model(tiny_lm_folder, device="cpu")
     assert direct(lm, "Rain.", SCHEMA, decoder="prompt_lookup") == direct(lm, "Rain.", SCHEMA)
 

@@ -93,6 +93,12 @@ def test_a_whole_corpus_is_kept_and_another_one_is_refused(corpus_settings):
         prepare_corpus(None, [*corpus_settings, "output_dir=mine"])
 
 
+@pytest.mark.parametrize("command", [["lm", "train"], ["lm", "generate"], ["lm", "bench"], ["direct"]])
+def test_every_command_has_help(capsys, command):
+    assert main([*command, "--help"]) == 0
+    assert f"Usage: vidgen {' '.join(command)}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

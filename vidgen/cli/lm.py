@@ -1,4 +1,4 @@
-"""`vidgen lm`: train a small language model, and generate text with any."""
+"""`vidgen lm`: train a small language model, generate text with any, and compare ways of decoding."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vidgen.cli.lm_bench import bench
+
 if TYPE_CHECKING:
     from vidgen.language.models import LanguageModel
 
 INTERRUPTED = 130
 MODEL_HELP = "Folder of a causal language model of transformers, or owner/name on the Hub. Default: the embedded one."
 
-app = typer.Typer(help="Train and run language models.", rich_markup_mode="markdown")
+app = typer.Typer(help="Train, run and compare language models.", rich_markup_mode="markdown")
+app.command("bench")(bench)
 
 
 @app.callback()
 def _group() -> None:
-    """Train and run language models."""
+    """Train, run and compare language models."""
 
 
 def load_for_command(model: str | None, device: str | None, dtype: str | None, attention: str) -> LanguageModel:
