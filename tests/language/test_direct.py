@@ -161,7 +161,7 @@ def test_a_stretched_plan_has_the_length_and_the_shares():
 
 
 def test_a_plan_file_holds_the_plan(tmp_path):
-    plan = PromptPlan.parse([("a meadow | at #dawn, \\ “é”", 2.5), ("rain", 0.07), ("a third one", 30.0)])
+    plan = PromptPlan.parse([("a meadow | at #dawn, \\ “é”", 2.5), ("rain", 0.07), ("a third one", 12345.67)])
     for suffix in (".txt", ".jsonl"):
         path = tmp_path / f"plan{suffix}"
         path.write_text(format_plan(plan, suffix), encoding="utf-8")

@@ -85,4 +85,4 @@ def format_plan(plan: PromptPlan, suffix: str) -> str:
     if suffix == ".jsonl":
         entries = ({"prompt": segment.prompt, "seconds": segment.seconds} for segment in plan.segments)
         return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
-    return "".join(f"{segment.seconds:g} | {segment.prompt}\n" for segment in plan.segments)
+    return "".join(f"{segment.seconds:.12g} | {segment.prompt}\n" for segment in plan.segments)

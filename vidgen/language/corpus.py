@@ -75,11 +75,15 @@ class TextSource:
         if not root.is_dir():
             raise CorpusError(f"folder={root} of the corpus does not exist.")
         names = []
-        for path in sorted(root.rglob(f"*{self.suffix}")):
-            name = path.relative_to(root).as_posix()
-            excluded = any(part.startswith(excludes) for part in name.split("/")) if excludes else False
-            if path.is_file() and not excluded and self.is_heldout(name) == (split == "heldout"):
-                names.append(name)
+        for place, folders, files in os.walk(root):
+            # Not even entered: packages installed there may have a hundred thousand files.
+            folders[:] = [name for name in folders if not (excludes and name.startswith(excludes))]
+            for file in files:
+                name = (Path(place) / file).relative_to(root).as_posix()
+                excluded = excludes and file.startswith(excludes)
+                if file.endswith(self.suffix) and not excluded and self.is_heldout(name) == (split == "heldout"):
+                    names.append(name)
+        names.sort()
         if not names:
             raise CorpusError(
                 f"{root} has no file *{self.suffix} in the split {split!r}; "
