@@ -27,6 +27,9 @@ RECIPES = {
     "frame_autoencoder": ("vidgen.recipes.world_model:train_frame_autoencoder", "live/vizdoom64_autoencoder"),
     "world_model": ("vidgen.recipes.world_model:train_world_model", "live/vizdoom64_df"),
     "world_model_assemble": ("vidgen.recipes.world_model:assemble_world_model", "live/vizdoom64_assemble"),
+    "lm_tokenizer": ("vidgen.recipes.language_model:prepare_corpus", "lm/tiny_tokenizer"),
+    "lm_causal": ("vidgen.recipes.language_model:train_causal_lm", "lm/tiny_causal"),
+    "lm_assemble": ("vidgen.recipes.language_model:assemble_language_model", "lm/tiny_assemble"),
 }
 
 
