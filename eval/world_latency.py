@@ -41,8 +41,8 @@ MIN_RATE = 8.0
 
 
 def caches_of(pipe: WorldModelPipeline) -> tuple[str, ...]:
-    """Keys that stay need controls that are relative to the frame before."""
-    return CACHES if pipe.transformer.config.control_frame == "delta" else CACHES[:2]
+    """Keys that stay need controls that don't depend on where the window begins."""
+    return CACHES[:2] if pipe.transformer.config.control_frame == "window" else CACHES
 
 
 def play(pipe: WorldModelPipeline, start: tuple[np.ndarray, torch.Tensor], cache: str, frames: int, seed: int) -> Any:
