@@ -452,7 +452,8 @@ def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
     window = pipeline.transformer.config.window
     if config.start_frames >= window:
         raise ConfigError(
-            f"start_frames={config.start_frames}; beside a new frame the transformer sees {window - 1}: at most that many."
+            f"start_frames={config.start_frames}; the transformer sees {window - 1} beside a new one; allowed: at "
+            f"most {window - 1}."
         )
     # Stored in half the bytes; whoever loads them chooses the type to compute in, float32 by default.
     pipeline.transformer.to(torch.float16)
@@ -490,6 +491,15 @@ def _telling_windows(starts: EpisodeDataset, count: int) -> list[int]:
 def _model_card(config: AssembleWorldModelRecipe, pipeline: WorldModelPipeline, world: str) -> str:
     sizes = ", ".join(f"{name} {count:.2f} M" for name, count in parameter_counts(pipeline).items())
     actions = pipeline.control_encoder.actions
+    limits = (
+        "it knows one level. That its rollouts don't drift is an observation at the lengths that\n"
+        "`eval/live.py` measures, not a guarantee."
+    )
+    if pipeline.control_encoder.in_world:
+        limits = (
+            "it knows one level, and is told where in that level it stands: other first frames can't lead it to\n"
+            "another one. `eval/world_walks.py` measures whether it keeps showing what is there."
+        )
     return f"""---
 library_name: diffusers
 license: apache-2.0
@@ -508,6 +518,5 @@ denoising steps each, steered by {", ".join(actions.names)}. `vidgen world play`
 |---|---|---|---|---|
 {run_table((config.vae, *config.transformer))}
 
-**Limits**: it knows one level. That its rollouts don't drift is an observation at the lengths that
-`eval/live.py` measures, not a guarantee.
+**Limits**: {limits}
 """
