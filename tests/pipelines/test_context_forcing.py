@@ -487,7 +487,9 @@ def test_pipeline_round_trip(pipe, tmp_path):
     assert type(loaded.scheduler) is FlowConsistencyScheduler
     assert (loaded.config.fps, loaded.config.default_height, loaded.config.default_width) == (12, 16, 32)
     expected = pipe(DAWN, num_frames=21, generator=seeded(), output_type="np").frames
-    np.testing.assert_array_equal(expected, loaded(DAWN, num_frames=21, generator=seeded(), output_type="np").frames)
+    frames = loaded(DAWN, num_frames=21, generator=seeded(), output_type="np").frames
+    # Where weights lie in memory may change the last bit, and with it a rounded level.
+    np.testing.assert_allclose(expected, frames, atol=1.01 / 255, rtol=0)
 
 
 def test_stock_wan_folder_loads_with_a_warning(ode_pipe, tmp_path, caplog):

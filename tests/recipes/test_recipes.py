@@ -144,10 +144,10 @@ TEACHER = "context_forcing_teacher"
     ("name", "override", "message"),
     [
         (STAGE, "method.guidance_scale=nan", "method.guidance_scale' is not a number"),
-        (STAGE, "method.guidance_scale=.inf", "method.guidance_scale=inf; it must be finite"),
+        (STAGE, "method.guidance_scale=.inf", "guidance_scale=inf; allowed: finite numbers"),
         (STAGE, "method.sigmas=[1.0,.nan,0.5]", "method.sigmas' is not a number"),
         (STAGE, "train.optimizers.student.lr=.nan", "lr' is not a number"),
-        (STAGE, "train.optimizers.student.lr=.inf", "lr=inf; it must be positive and finite"),
+        (STAGE, "train.optimizers.student.lr=.inf", "lr=inf; allowed: finite numbers"),
         (TEACHER, "target_frames=0", "target_frames=0; it must be 1 or more"),
         (TEACHER, "validation_samples=0", "validation_samples=0; it must be 1 or more"),
         (TEACHER, "data.landscape.latents.num_scenes=0", "num_scenes=0; it must be 1 or more"),

@@ -3,8 +3,8 @@
 `AutoencoderKLWan` is causal in time: each of its 3D convolutions needs only the last two frames of its input. One-shot
 `vae.encode` / `vae.decode` keep those frames in the module while they loop over time, and forget them at the end. Here
 the same loop is cut anywhere: the feature maps live in a list owned by the stream, so a video of any length is coded
-in constant memory, several streams share one VAE, and a stream can be cloned, saved and restored. On CPU the results
-equal those of the one-shot calls bit for bit.
+in constant memory, several streams share one VAE, and a stream can be cloned, saved and restored. The results equal
+those of the one-shot calls, on most CPUs bit for bit, else up to rounding.
 
 Time is counted as in the VAE: the first latent frame stands for one frame, every later one for four.
 """
