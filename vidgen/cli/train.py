@@ -26,6 +26,8 @@ RECIPES = {
     "frame_autoencoder": ("vidgen.recipes.world_model:train_frame_autoencoder", "live/vizdoom64_autoencoder"),
     "world_model": ("vidgen.recipes.world_model:train_world_model", "live/vizdoom64_df"),
     "world_model_assemble": ("vidgen.recipes.world_model:assemble_world_model", "live/vizdoom64_assemble"),
+    "dllm_base": ("vidgen.recipes.dllm:train_masked_diffusion", "dllm/tiny_base"),
+    "dllm_rcd": ("vidgen.recipes.dllm:train_residual_context", "dllm/tiny_rcd"),
 }
 
 
