@@ -236,7 +236,9 @@ class Bench(WorkFolder):
         areas = []
         for _ in range(1000):
             rows = random.integers(0, len(puzzles), len(puzzles))
-            areas.append(_area(*({name: values[name][:, rows].mean(1) for name in arms} for values in (solved, forwards))))
+            areas.append(
+                _area(*({name: values[name][:, rows].mean(1) for name in arms} for values in (solved, forwards)))
+            )
         area = _area({name: solved[name].mean(1) for name in arms}, {name: forwards[name].mean(1) for name in arms})
         found = {"curves": curves, "points_above": above, "area": None, "area_interval": None}
         if np.isfinite([area, *areas]).all():

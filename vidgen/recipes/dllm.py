@@ -12,14 +12,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vidgen.language.dllm.generation import DLLMGenerationConfig, check_same_tokenizer
-from vidgen.language.dllm.layouts import load_dllm
+from vidgen.language.dllm.layouts import load_dllm, read_config
 from vidgen.language.dllm.methods import MaskedDiffusionMethod, ResidualContextMethod
 from vidgen.language.dllm.modeling import MaskedDiffusionConfig, MaskedDiffusionLM
 from vidgen.language.dllm.rcd import ResidualContextConfig
 from vidgen.language.dllm.sudoku import SudokuData
 from vidgen.recipes.command_line import training_recipe
 from vidgen.runtime.assets import require_model
-from vidgen.runtime.errors import ConfigError
+from vidgen.runtime.errors import ConfigError, suggestion
 from vidgen.train import TrainConfig, TrainingMethod
 
 
@@ -192,10 +192,10 @@ def train_masked_diffusion(config: MaskedDiffusionRecipe) -> tuple[TrainingMetho
         torch.manual_seed(config.train.seed)
         shape = {"vocab_size": config.sudoku.vocab_size, "mask_token_id": config.sudoku.mask_token_id, **config.model}
         known = {known.name for known in dataclasses.fields(MaskedDiffusionConfig)}
-        unknown = sorted(set(shape) - known)
-        if unknown:
-            raise ConfigError(f"unknown key model.{unknown[0]}")
-        model = MaskedDiffusionLM(MaskedDiffusionConfig(**shape))
+        for name in shape:
+            if name not in known:
+                raise ConfigError(f"unknown key model.{name}: {suggestion(name, known)}")
+        model = MaskedDiffusionLM(read_config({"model_type": MaskedDiffusionConfig.model_type, **shape}))
     data, tokenizer = _data(config, model, config.init_from)
     _finish(model, config)
     return MaskedDiffusionMethod(model, tokenizer), data

@@ -437,7 +437,9 @@ class _Run:
         sequences = torch.cat([input_ids, input_ids.new_full((len(input_ids), new), pad)], dim=1)
         made = torch.zeros(len(input_ids), device=input_ids.device)
         for row in range(len(input_ids)):
-            begin, end, count = (int(values[row]) for values in (self.canvas.pads, self.canvas.ends, self.canvas.lengths))
+            begin, end, count = (
+                int(values[row]) for values in (self.canvas.pads, self.canvas.ends, self.canvas.lengths)
+            )
             tokens, filled = self.canvas.ids[row, begin:end].clone(), prompts[row, begin:end]
             is_end = (torch.isin(tokens, ends) & filled).long()
             over = filled & (is_end.cumsum(0) - is_end > 0)
@@ -605,7 +607,9 @@ def check_same_vocabulary(target: PreTrainedModel, reference: PreTrainedModel) -
     for name in ("vocab_size", "mask_token_id"):
         own, other = getattr(target.config, name), getattr(reference.config, name, None)
         if own != other:
-            raise ConfigError(f"{name} is {own} in the target and {other} in the reference; they must share a tokenizer")
+            raise ConfigError(
+                f"{name} is {own} in the target and {other} in the reference; they must share a tokenizer"
+            )
 
 
 def check_same_tokenizer(target: Any, reference: Any) -> None:
@@ -614,7 +618,9 @@ def check_same_tokenizer(target: Any, reference: Any) -> None:
     Raises:
         ConfigError: it names the sizes of both vocabularies and the first token that differs.
     """
-    vocabularies = [sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]) for tokenizer in (target, reference)]
+    vocabularies = [
+        sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]) for tokenizer in (target, reference)
+    ]
     if vocabularies[0] == vocabularies[1]:
         return
     pairs = [(a, b) for a, b in zip(*vocabularies, strict=False) if a != b]

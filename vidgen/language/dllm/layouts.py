@@ -61,7 +61,7 @@ def load_dllm(
         block_size: tokens per block that a block model was trained with, where the config doesn't have it.
 
     Raises:
-        CheckpointError: there is no config, no safetensors file, or weights are missing, left over or of another shape.
+        CheckpointError: there is no config or no safetensors file, or weights are missing, left over or misshapen.
         ConfigError: another kind of model, or one with a feature that isn't supported.
     """
     device = select_device(device)
@@ -216,7 +216,7 @@ def _read_dream(values: Mapping[str, Any]) -> dict[str, Any]:
         # Dream v0 was made from an autoregressive model and predicts the next position; later relatives don't.
         if list(values.get("architectures") or ()) != ["DreamModel"]:
             raise ConfigError(
-                f"Dream with architectures={values.get('architectures')}: whether its logits are shifted is not known; "
+                f"Dream with architectures={values.get('architectures')}: whether its logits are shifted isn't known; "
                 "put logits_shift (0 or 1) into its config.json"
             )
         shift = 1

@@ -45,7 +45,7 @@ class MaskedDiffusionMethod(TrainingMethod):
     def corrupt(
         self, batch: dict[str, Any], generator: torch.Generator
     ) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Arguments of a forward, hidden tokens `(batch, length)`, their probability and possible number `(batch,)`."""
+        """Arguments of a forward; hidden tokens `(batch, length)`, their probability and their largest number."""
         tokens = batch["input_ids"]
         exists = batch.get("attention_mask", torch.ones_like(tokens)).bool()
         trainable = exists & batch.get("loss_mask", torch.ones_like(tokens)).bool()
@@ -92,9 +92,8 @@ class ResidualContextMethod(MaskedDiffusionMethod):
         super().__init__(model, tokenizer)
         check_same_vocabulary(model, reference)
         if model.config.block_size != reference.config.block_size:
-            raise TrainingError(
-                f"block_size is {model.config.block_size} in the target and {reference.config.block_size} in the reference"
-            )
+            sizes = model.config.block_size, reference.config.block_size
+            raise TrainingError("block_size is {} in the target and {} in the reference".format(*sizes))
         self.reference = reference.eval().requires_grad_(False)
         self.training_config = dataclasses.replace(config, residual_temperature=1.0)
         model.generation_config.rcd = dataclasses.asdict(config)

@@ -1,8 +1,8 @@
-"""Masked diffusion language models: one transformer, of which LLaDA, Dream, SDAR and the tiny models are configurations.
+"""Masked diffusion language models: one transformer; LLaDA, Dream, SDAR and the tiny models are configurations of it.
 
-It predicts every masked token from all others (`block_size=None`; LLaDA, arXiv 2502.09992; Dream, arXiv 2508.15487), or
-from its own block and the blocks before (SDAR, arXiv 2510.06303; BD3-LM, arXiv 2503.09573). Parameter names are those of
-Llama and Qwen checkpoints. A forward is pure: it returns the new keys and values and stores nothing.
+It predicts every masked token from all others (`block_size=None`; LLaDA, arXiv 2502.09992; Dream, arXiv 2508.15487),
+or from its own block and the blocks before (SDAR, arXiv 2510.06303; BD3-LM, arXiv 2503.09573). Parameter names are
+those of Llama and Qwen checkpoints. A forward is pure: it returns the new keys and values and stores nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
-from huggingface_hub.dataclasses import strict
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
@@ -21,12 +20,12 @@ from transformers.utils import ModelOutput
 from vidgen.language.dllm.generation import DLLMGenerationConfig, DLLMGenerationMixin
 from vidgen.language.dllm.rcd import ResidualContextConfig, inject_residual, residual_context
 from vidgen.runtime.attention import resolve_attention_backend
+from vidgen.runtime.checks import check_whole
 from vidgen.runtime.errors import ConfigError
 
 KeyValues = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
-@strict
 class MaskedDiffusionConfig(PreTrainedConfig):
     """Shape of a masked diffusion language model.
 
@@ -65,14 +64,16 @@ class MaskedDiffusionConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs) -> None:
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        check_whole(1, max_position_embeddings=self.max_position_embeddings, **{n: getattr(self, n) for n in names})
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
+        self._check_shape()
         super().__post_init__(**kwargs)
 
-    def validate_architecture(self) -> None:
-        """Refuses shapes that can't be built."""
+    def _check_shape(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"num_attention_heads={self.num_attention_heads} is no multiple of "
@@ -85,9 +86,9 @@ class MaskedDiffusionConfig(PreTrainedConfig):
         if self.block_size is not None and self.block_size < 1:
             raise ConfigError(f"block_size={self.block_size}; allowed: 1 or more, or null")
         if self.block_size is not None and self.logits_shift:
-            raise ConfigError("logits_shift=1 with a block_size: a block's first token would stand in the block before")
+            raise ConfigError("logits_shift=1 with block_size: a block's first token would stand in the block before")
         if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
-            raise ConfigError(f"mask_token_id={self.mask_token_id} is not in the vocabulary of {self.vocab_size} tokens")
+            raise ConfigError(f"mask_token_id={self.mask_token_id} is not in the vocabulary of {self.vocab_size}")
 
 
 @dataclass
@@ -104,9 +105,7 @@ class MaskedDiffusionOutput(ModelOutput):
     key_values: KeyValues | None = None
 
 
-def block_visibility(
-    query_positions: torch.Tensor, key_positions: torch.Tensor, block_size: int
-) -> torch.Tensor:
+def block_visibility(query_positions: torch.Tensor, key_positions: torch.Tensor, block_size: int) -> torch.Tensor:
     """Who sees whom in block diffusion: bool `(batch, queries, keys)` from positions `(batch, n)`."""
     return query_positions[:, :, None] // block_size >= key_positions[:, None, :] // block_size
 

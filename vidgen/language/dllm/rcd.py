@@ -1,8 +1,8 @@
 """Residual context: what a denoising step found out about the tokens it did not keep, handed to the next step.
 
-Each distribution that is not committed becomes the mean of the model's own input embeddings under it, and is mixed into
-the mask embedding with its normalized entropy as weight. Source: "Residual Context Diffusion Language Models", Hu et
-al., arXiv 2601.22954v2: Eq. 1 to 3, Algorithms 1 and 2.
+Each distribution that is not committed becomes the mean of the model's own input embeddings under it, and is mixed
+into the mask embedding with its normalized entropy as weight. Source: "Residual Context Diffusion Language Models", Hu
+et al., arXiv 2601.22954v2: Eq. 1 to 3, Algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ResidualContextConfig:
     """How residuals are made and mixed.
 
     Args:
-        alpha: weight of the residual at a position with distribution p over V tokens: `"entropy"` is H(p) / log V as in
-            the paper; `"inverse"` 1 - H(p) / log V, `"confidence"` max p, `"constant"` and `"zero"` are its ablations.
+        alpha: weight of the residual at a position with distribution p over V tokens: `"entropy"` is H(p) / log V as
+            in the paper; `"inverse"` 1 - H(p) / log V, `"confidence"` max p, `"constant"` and `"zero"` are ablations.
         constant: the weight with `alpha="constant"`.
-        residual_temperature: divides the logits that alpha is computed from, in generation alone: it brings the entropy
-            of the target near that of the reference it was trained with.
+        residual_temperature: divides the logits that alpha is computed from, in generation alone: it brings the
+            entropy of the target near that of the reference it was trained with.
         temper_residual: divide the logits of the residual itself too; Algorithm 2 does not.
         init: residuals of the first step of a block: `"cold"` none, `"self"` from one forward of the model on the
             masked block, `"reference"` from one of the reference model, `"dirichlet"` from random distributions.
@@ -65,7 +65,7 @@ def residual_context(
     logits: torch.Tensor,
     embedding: torch.Tensor,
     mask_token_id: int | None,
-    config: ResidualContextConfig = ResidualContextConfig(),  # noqa: B008 (frozen)
+    config: ResidualContextConfig = ResidualContextConfig(),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Residuals and their weights (Eq. 1 and 2).
 
