@@ -4,9 +4,9 @@
     python eval/rcd.py --seeds 0 --check
     python eval/rcd.py --seeds 0 --set base_steps=300 rcd_steps=100 seqd_steps=145
 
-4 x 4 sudoku: puzzles with few clues, filled in with fewer steps than there are blanks, so that many cells are committed
-at once. A puzzle counts as solved when all clues are kept and every row, column and box has each digit; puzzles with
-few clues have many solutions. All 288 grids exist in training: what is held out is which clues are shown.
+4 x 4 sudoku: puzzles with few clues, filled in with fewer steps than there are blanks, so that many cells are
+committed at once. A puzzle counts as solved when all clues are kept and every row, column and box has each digit;
+puzzles with few clues have many solutions. All 288 grids exist in training: held out is which clues are shown.
 
 Per seed a base model is trained with the plain objective; then, from the base, with the same learning rate:
 
@@ -19,9 +19,10 @@ base that is counted as a step; `inject`, the base given residuals without stage
 compared. The temperature of the weights is chosen on other puzzles than those that are scored.
 
 Bars, on every seed: rcd_cold at least 8 points above seqd with 3 clues at 5 steps, and with 5 clues at 3 steps; inject
-at least 10 points below seqd at both. Two gates: the base solves 95 % of the puzzles with 3 clues at one cell per step,
-and seqd had no less CPU time than rcd. Curves over confidence thresholds are reported as found: accuracy against mean
-forwards, points of rcd_cold above seqd's curve, and the difference of areas with a bootstrap interval over puzzles.
+at least 10 points below seqd at both. Two gates: the base solves 95 % of the puzzles with 3 clues at one cell per
+step, and seqd had no less CPU time than rcd. Curves over confidence thresholds are reported as found: accuracy against
+mean forwards, points of rcd_cold above seqd's curve, and the distance of the curves with a bootstrap interval over
+puzzles.
 
 Trained models are run folders under `--work` and every finished measurement is a file beside them, so an interrupted
 benchmark goes on where it was.
@@ -236,10 +237,9 @@ class Bench(WorkFolder):
         areas = []
         for _ in range(1000):
             rows = random.integers(0, len(puzzles), len(puzzles))
-            areas.append(
-                _area(*({name: values[name][:, rows].mean(1) for name in arms} for values in (solved, forwards)))
-            )
-        area = _area({name: solved[name].mean(1) for name in arms}, {name: forwards[name].mean(1) for name in arms})
+            drawn = ({name: values[name][:, rows].mean(1) for name in arms} for values in (solved, forwards))
+            areas.append(_area(*drawn))
+        area = _area(*({name: values[name].mean(1) for name in arms} for values in (solved, forwards)))
         found = {"curves": curves, "points_above": above, "area": None, "area_interval": None}
         if np.isfinite([area, *areas]).all():
             found |= {"area": 100 * area, "area_interval": (100 * np.percentile(areas, [2.5, 97.5])).tolist()}

@@ -91,13 +91,10 @@ def test_bars_pass_and_each_fails_where_it_should(benchmark, results):
         # One seed that misses a bar isn't saved by another that reaches it.
         return [claim["claim"] for claim in benchmark.claims({0: good, 1: bad}) if not claim["passed"]]
 
-    assert failed(lambda bad: bad["grid"]["rcd_cold"]["3"].update({"5": 57.9})) == [
-        "3 clues, 5 steps: rcd_cold - seqd"
-    ]
-    assert failed(lambda bad: bad["grid"]["rcd_cold"]["5"].update({"3": 57.9})) == [
-        "5 clues, 3 steps: rcd_cold - seqd"
-    ]
-    assert failed(lambda bad: bad["grid"]["inject"]["3"].update({"5": 40.1})) == ["3 clues, 5 steps: inject - seqd"]
+    for clues, steps in (("3", "5"), ("5", "3")):
+        for name, solved in (("rcd_cold", 57.9), ("inject", 40.1)):
+            missed = failed(lambda bad: bad["grid"][name][clues].update({steps: solved}))  # noqa: B023 (called at once)
+            assert missed == [f"{clues} clues, {steps} steps: {name} - seqd"]
     assert failed(lambda bad: bad["cpu_seconds"].update(seqd=9.0)) == ["gate: CPU time of seqd / rcd"]
     assert failed(lambda bad: bad["grid"]["base"]["3"].update({"13": 94.0})) == [
         "gate: base, 3 clues, one cell per step, %"

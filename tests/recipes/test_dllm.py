@@ -1,4 +1,4 @@
-"""What would be wrong: a recipe that trains something else than its config says, or a stage that can't follow another."""
+"""What would be wrong: a recipe that trains something else than its config says, stages that can't follow another."""
 
 from __future__ import annotations
 

@@ -6,13 +6,16 @@ import json
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LogitsProcessorList, PreTrainedTokenizerFast, StoppingCriteriaList, TextIteratorStreamer
 
 from vidgen.language.dllm.generation import DLLMGenerationConfig, _accept, check_same_tokenizer
 from vidgen.language.dllm.modeling import MaskedDiffusionLM
 from vidgen.runtime.errors import ConfigError
 
 MASK = 63
+RULES = ["low_confidence_static", "low_confidence_dynamic", "sequential", "entropy_bound"]
 
 
 class Recorder:
@@ -35,9 +38,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("rcd", [None, {}])
-@pytest.mark.parametrize(
-    "remasking", ["low_confidence_static", "low_confidence_dynamic", "sequential", "entropy_bound"]
-)
+@pytest.mark.parametrize("remasking", RULES)
 def test_cached_blocks_give_the_text_of_no_cache(make_model, prompts, remasking, rcd):
     model = make_model(block_size=4)
     ids, mask = prompts
@@ -134,9 +135,7 @@ def test_which_tokens_are_kept():
     assert accepted({**bound, "entropy_bound": 0.0}, confidences, 2) == [1, 3]
 
 
-@pytest.mark.parametrize(
-    "remasking", ["low_confidence_static", "low_confidence_dynamic", "sequential", "entropy_bound"]
-)
+@pytest.mark.parametrize("remasking", RULES)
 @pytest.mark.parametrize("steps", [1, 3, 5, 16])
 def test_a_block_never_takes_more_steps_than_allowed(make_model, remasking, steps):
     model = make_model()
@@ -212,13 +211,39 @@ def test_stopping_criteria_end_after_a_block(make_model):
 
 
 def test_streamers_get_every_token_and_every_draft(make_model):
-    model, streamer = make_model(block_size=4), Recorder()
-    ids = torch.arange(8)[None]
-    output = model.generate(ids, max_new_tokens=8, streamer=streamer, denoising_steps=4, rcd={})
-    assert torch.equal(torch.cat(streamer.values, dim=1), output.sequences) and streamer.ended
-    assert len(streamer.drafts) == int(output.denoising_steps[0])
-    assert torch.equal(streamer.drafts[-1], output.sequences[:, 12:])
-    assert all((draft != MASK).all() for draft in streamer.drafts)
+    # The first block holds the end of the prompt, the last one reaches beyond what was asked for.
+    for ids in (torch.arange(6)[None], torch.tensor([[5, MASK, 7, MASK, 9, 10]])):
+        model, streamer = make_model(block_size=4), Recorder()
+        output = model.generate(ids, max_new_tokens=8, streamer=streamer, denoising_steps=4, rcd={})
+        assert torch.equal(torch.cat(streamer.values, dim=1), output.sequences) and streamer.ended
+        assert len(streamer.drafts) == int(output.denoising_steps[0])
+        assert torch.equal(streamer.drafts[-1], output.sequences[:, 12:])
+        assert all((draft != MASK).all() for draft in streamer.drafts)
+    end = int(output.sequences[0, 9])
+    streamer = Recorder()
+    model.generate(ids, max_new_tokens=8, streamer=streamer, denoising_steps=4, rcd={}, eos_token_id=end)
+    shown = torch.cat(streamer.values, dim=1)[0]
+    assert (shown == end).nonzero().flatten().tolist() == [len(shown) - 1]
+    with pytest.raises(ConfigError, match="one row, not 2"):
+        model.generate(ids.expand(2, -1), streamer=streamer)
+
+
+def test_transformers_own_streamers_work(make_model):
+    model = make_model(block_size=4)
+    tokens = [chr(65 + index) if index < 26 else f"t{index}" for index in range(64)]
+    tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="A"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
+    ids = torch.arange(6)[None]
+    output = model.generate(ids, max_new_tokens=8, streamer=streamer)
+    assert "".join(streamer) == tokenizer.decode(output.sequences[0, 6:])
+
+
+def test_a_folder_without_options_gets_the_default_ones(make_model, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    assert MaskedDiffusionLM.from_pretrained(tmp_path).generation_config.remasking == "low_confidence_dynamic"
 
 
 def test_processors_choose_tokens(make_model, prompts):

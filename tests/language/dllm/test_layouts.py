@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from vidgen.language.dllm.layouts import load_dllm, read_config
-from vidgen.runtime.errors import CheckpointError, ConfigError
+from vidgen.runtime.errors import CheckpointError, ConfigError, VidgenError
 
 SHAPE = {
     "vocab_size": 64,
@@ -160,7 +160,7 @@ def test_a_loaded_model_is_saved_in_one_layout_and_read_back(kind, tmp_path):
     ],
 )
 def test_what_the_model_cannot_do_is_refused(config, changes, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(VidgenError, match=re.escape(message)):
         read_config({**config, **changes})
 
 

@@ -69,7 +69,7 @@ def test_a_block_model_is_scored_on_what_it_sees_in_generation(make_model, batch
     model = make_model(block_size=4)
     method = MaskedDiffusionMethod(model)
     batch = {"input_ids": batch["input_ids"]}
-    inputs, hidden, p, lengths = method.corrupt(batch, generator())
+    _, hidden, p, lengths = method.corrupt(batch, generator())
     noisy = batch["input_ids"].masked_fill(hidden, 63)
     logits = [
         model(torch.cat([batch["input_ids"][:, :start], noisy[:, start : start + 4]], 1)).logits[:, start:]

@@ -183,6 +183,7 @@ class _Canvas:
         ids: `(batch, columns)`.
         pads: `(batch,)` columns before a row's first token.
         ends: `(batch,)` first column that is not part of a row's result.
+        firsts: `(batch,)` column of a row's first mask.
         lengths: `(batch,)` tokens of the prompts.
         start: column of the first block.
     """
@@ -190,6 +191,7 @@ class _Canvas:
     ids: torch.Tensor
     pads: torch.Tensor
     ends: torch.Tensor
+    firsts: torch.Tensor
     lengths: torch.Tensor
     start: int
 
@@ -218,7 +220,15 @@ class DLLMGenerationMixin:
         if generation_config is not None:
             self.generation_config = DLLMGenerationConfig.from_dict(generation_config.to_dict())
             return
-        file = cached_file(source, "generation_config.json", _raise_exceptions_for_missing_entries=False)
+        if source is None:
+            return
+        where = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+        file = cached_file(
+            source,
+            "generation_config.json",
+            _raise_exceptions_for_missing_entries=False,
+            **{name: kwargs[name] for name in where if name in kwargs},
+        )
         if file is None:
             return
         values = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -249,7 +259,8 @@ class DLLMGenerationMixin:
             logits_processor: called with the whole rows and the block's logits `(batch, block, vocab)`; what it does
                 counts for the choice of tokens, not for confidence and residuals.
             stopping_criteria: called after every block with the rows so far and None.
-            streamer: gets the prompts, then every block's tokens; one with `put_draft` gets every step's block too.
+            streamer: of one row. It gets what is before the first mask, then block by block what follows it, up to
+                the end; one with `put_draft` also gets what a block would become, after every step.
             generator: source of all draws.
             reference_model: for residual contexts that start with one (`rcd["init"] == "reference"`).
             options: changes to the generation config.
@@ -265,26 +276,29 @@ class DLLMGenerationMixin:
         run = _Run(self, canvas, config, residual, block_length, cache_kind, logits_processor, generator)
         run.reference, run.streamer = reference_model, streamer
         if streamer is not None:
-            streamer.put(input_ids.cpu())
+            if len(input_ids) > 1:
+                raise ConfigError(f"a streamer shows one row, not {len(input_ids)}")
+            streamer.put(canvas.ids[:, int(canvas.pads[0]) : int(canvas.firsts[0])].cpu())
 
         ends = config.eos_token_id
         ends = torch.tensor([] if ends is None else [ends] if isinstance(ends, int) else ends, device=input_ids.device)
-        prompts = canvas.ids == self.config.mask_token_id  # before anything is filled in
+        blank = canvas.ids == self.config.mask_token_id  # before anything is filled in
         stopped = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         for start in range(canvas.start, canvas.ids.shape[1], block_length):
             stop = min(start + block_length, canvas.ids.shape[1])
             run.denoise(start, stop, ~stopped & (canvas.ends > start))
+            is_end = torch.isin(canvas.ids[:, start:stop], ends) & blank[:, start:stop]
+            stopped |= is_end.any(1)
             if streamer is not None:
-                streamer.put(canvas.ids[:, start:stop].cpu())
-            new = prompts[:, start:stop]
-            stopped |= (torch.isin(canvas.ids[:, start:stop], ends) & new).any(1)
+                until_end = (is_end.long().cumsum(1) - is_end.long() == 0)[0]
+                streamer.put(run.visible_part(canvas.ids[:, start:stop], start, until_end))
             if stopping_criteria is not None:
                 stopped |= stopping_criteria(canvas.ids[:, :stop], None)
             if (stopped | (canvas.ends <= stop)).all():
                 break
         if streamer is not None:
             streamer.end()
-        return run.output(input_ids, prompts, ends)
+        return run.output(input_ids, blank, ends)
 
     def _generation_options(
         self, generation_config: DLLMGenerationConfig | None, options: dict[str, Any]
@@ -355,7 +369,7 @@ class DLLMGenerationMixin:
         for row in range(batch):
             begin, count = int(pads[row]), int(lengths[row])
             ids[row, begin : begin + count] = input_ids[row, length - count :]
-        return _Canvas(ids, pads, pads + lengths + new, lengths, start)
+        return _Canvas(ids, pads, pads + lengths + new, pads + first, lengths, start)
 
 
 class _Run:
@@ -400,9 +414,11 @@ class _Run:
         forwards = torch.zeros_like(counts)
         window = None  # keys and values around the block, with cache_kind "prefix" or "dual"
 
-        context = self._first_residual(start, stop)
-        if self.residual is not None and self.residual.init in ("self", "reference"):
-            forwards += counts > 0
+        context = None
+        if (masked & inside).any():
+            context = self._first_residual(start, stop)
+            if self.residual is not None and self.residual.init in ("self", "reference"):
+                forwards += (masked & inside).any(1)
         for step in range(steps):
             # Masks after a row's end only complete its last block.
             masked = masked & (masked & inside).any(1, keepdim=True)
@@ -421,14 +437,20 @@ class _Run:
             if self.residual is not None:
                 context = residual_context(logits, self.table.weight, self.mask_id, self.residual)
             if self.streamer is not None and hasattr(self.streamer, "put_draft"):
-                self.streamer.put_draft(torch.where(masked, tokens, block).cpu())
+                draft = torch.where(masked, tokens, block)
+                self.streamer.put_draft(self.visible_part(draft, start, torch.ones_like(draft[0], dtype=torch.bool)))
         stats.forwards = forwards.tolist()
         self.blocks.append(stats)
         if self.cache_kind == "block" and stop < canvas.ids.shape[1]:
             new = self._encode(start, stop)
             self.past = new if self.past is None else _join(self.past, new)
 
-    def output(self, input_ids: torch.Tensor, prompts: torch.Tensor, ends: torch.Tensor) -> DLLMGenerateOutput:
+    def visible_part(self, block: torch.Tensor, start: int, wanted: torch.Tensor) -> torch.Tensor:
+        """What a streamer gets of a block: no prompt again, nothing after the result."""
+        columns = torch.arange(start, start + block.shape[1], device=block.device)
+        return block[:, wanted & (columns >= self.canvas.firsts[0]) & (columns < self.canvas.ends[0])].cpu()
+
+    def output(self, input_ids: torch.Tensor, blank: torch.Tensor, ends: torch.Tensor) -> DLLMGenerateOutput:
         """The rows as they came, with what was filled in."""
         length, new = input_ids.shape[1], self.config.max_new_tokens
         pad = self.config.pad_token_id
@@ -437,16 +459,14 @@ class _Run:
         sequences = torch.cat([input_ids, input_ids.new_full((len(input_ids), new), pad)], dim=1)
         made = torch.zeros(len(input_ids), device=input_ids.device)
         for row in range(len(input_ids)):
-            begin, end, count = (
-                int(values[row]) for values in (self.canvas.pads, self.canvas.ends, self.canvas.lengths)
-            )
-            tokens, filled = self.canvas.ids[row, begin:end].clone(), prompts[row, begin:end]
+            begin, end = int(self.canvas.pads[row]), int(self.canvas.ends[row])
+            tokens, filled = self.canvas.ids[row, begin:end].clone(), blank[row, begin:end]
             is_end = (torch.isin(tokens, ends) & filled).long()
             over = filled & (is_end.cumsum(0) - is_end > 0)
             over |= filled & (tokens == self.mask_id)  # blocks that were not reached
             tokens[over] = pad
             made[row] = (filled & ~over).sum()
-            sequences[row, length - count :] = tokens
+            sequences[row, length - int(self.canvas.lengths[row]) :] = tokens
         forwards = [block.forwards for block in self.blocks]
         steps = torch.tensor(forwards, dtype=torch.long, device=input_ids.device).reshape(-1, len(input_ids)).sum(0)
         return DLLMGenerateOutput(sequences, made / steps.clamp(min=1), steps, self.blocks, self.stats)
