@@ -271,13 +271,13 @@ class DLLMGenerationMixin:
         config = self._generation_options(generation_config, options)
         residual = config.residual_config()
         self._check_reference(residual, reference_model)
+        if streamer is not None and len(input_ids) > 1:
+            raise ConfigError(f"a streamer shows one row, not {len(input_ids)}")
         block_length, cache_kind = self._block_length(config, input_ids), self._cache_kind(config)
         canvas = self._lay_out(input_ids, attention_mask, config.max_new_tokens, block_length)
         run = _Run(self, canvas, config, residual, block_length, cache_kind, logits_processor, generator)
         run.reference, run.streamer = reference_model, streamer
         if streamer is not None:
-            if len(input_ids) > 1:
-                raise ConfigError(f"a streamer shows one row, not {len(input_ids)}")
             streamer.put(canvas.ids[:, int(canvas.pads[0]) : int(canvas.firsts[0])].cpu())
 
         ends = config.eos_token_id
@@ -516,7 +516,9 @@ class _Run:
             query = self.positions[:, first:last] // self.block_length
             begin = 0 if past is not None else first
             key = self.positions[:, begin:last] // self.block_length
-            return (query[:, :, None] >= key[:, None, :]) & self.valid[:, None, begin:last]
+            seen = (query[:, :, None] >= key[:, None, :]) & self.valid[:, None, begin:last]
+            # Padding, which nobody sees, sees something: some kernels make NaN of a query without keys.
+            return seen | ~self.valid[:, first:last, None]
         if self.all_valid:
             return None
         if past is None:
