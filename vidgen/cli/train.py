@@ -30,6 +30,8 @@ RECIPES = {
     "lm_tokenizer": ("vidgen.recipes.language_model:prepare_corpus", "lm/tiny_tokenizer"),
     "lm_causal": ("vidgen.recipes.language_model:train_causal_lm", "lm/tiny_causal"),
     "lm_assemble": ("vidgen.recipes.language_model:assemble_language_model", "lm/tiny_assemble"),
+    "dllm_base": ("vidgen.recipes.dllm:train_masked_diffusion", "dllm/tiny_base"),
+    "dllm_rcd": ("vidgen.recipes.dllm:train_residual_context", "dllm/tiny_rcd"),
 }
 
 

@@ -1,0 +1,120 @@
+"""Training of masked diffusion language models: the plain loss, and with the residual context of a reference model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import torch
+
+from vidgen.language.dllm.generation import check_same_vocabulary
+from vidgen.language.dllm.losses import draw_masks, mdlm_loss
+from vidgen.language.dllm.modeling import MaskedDiffusionLM, noisy_clean_visibility
+from vidgen.language.dllm.rcd import ResidualContextConfig
+from vidgen.runtime.errors import TrainingError
+from vidgen.train import StepOutput, TrainingMethod
+
+
+class MaskedDiffusionMethod(TrainingMethod):
+    """Predict hidden tokens: stage 1 of residual context, its control, and any pre-training or fine-tuning.
+
+    A batch holds `input_ids` `(batch, length)`, and maybe `attention_mask` (0 = padding on the right) and `loss_mask`
+    (0 = prompt, never hidden). A block model is trained on the layout [noisy ‖ clean].
+
+    Args:
+        model: the model.
+        tokenizer: saved beside the weights, where there is one.
+    """
+
+    def __init__(self, model: MaskedDiffusionLM, tokenizer: Any = None) -> None:
+        super().__init__()
+        if model.config.mask_token_id is None:
+            raise TrainingError("the model has no mask token; set mask_token_id in its config")
+        self.model, self.tokenizer = model, tokenizer
+
+    def roles(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model}
+
+    def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
+        inputs, hidden, p, lengths = self.corrupt(batch, generator)
+        logits = self.model(**inputs).logits
+        loss = mdlm_loss(logits, batch["input_ids"], hidden, p, lengths)
+        return StepOutput({"model": loss}, {"accuracy": _accuracy(logits, batch["input_ids"], hidden)})
+
+    def corrupt(
+        self, batch: dict[str, Any], generator: torch.Generator
+    ) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Arguments of a forward; hidden tokens `(batch, length)`, their probability and their largest number."""
+        tokens = batch["input_ids"]
+        exists = batch.get("attention_mask", torch.ones_like(tokens)).bool()
+        trainable = exists & batch.get("loss_mask", torch.ones_like(tokens)).bool()
+        hidden, p = draw_masks(trainable, generator)
+        noisy = tokens.masked_fill(hidden, self.model.config.mask_token_id)
+        length, block = tokens.shape[1], self.model.config.block_size
+        inputs: dict[str, Any] = {"logits_positions": slice(0, length)}
+        if block is None:
+            inputs |= {"input_ids": noisy, "attention_mask": exists}
+        else:
+            positions = torch.arange(length, device=tokens.device).expand_as(tokens)
+            inputs |= {
+                "input_ids": torch.cat([noisy, tokens], dim=1),
+                "position_ids": positions.repeat(1, 2),
+                "attention_mask": noisy_clean_visibility(positions, block) & exists.repeat(1, 2)[:, None, :],
+            }
+        return inputs, hidden, p, trainable.sum(1)
+
+    def save_pretrained(self, directory: str | os.PathLike, ema_roles: dict[str, torch.nn.Module]) -> None:
+        super().save_pretrained(directory, ema_roles)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(os.path.join(directory, "model"))
+
+
+class ResidualContextMethod(MaskedDiffusionMethod):
+    """Stage 2: read the residuals of what a frozen reference model predicts on the same hidden tokens (Algorithm 1).
+
+    One forward of either model per step; time is not unrolled. The saved model generates with residual context.
+
+    Args:
+        model: the target; its own embedding table makes the residuals.
+        reference: a trained model with the same tokens, of any size.
+        config: see `ResidualContextConfig`; its temperature and start are those of generation.
+        tokenizer: see `MaskedDiffusionMethod`.
+    """
+
+    def __init__(
+        self,
+        model: MaskedDiffusionLM,
+        reference: MaskedDiffusionLM,
+        config: ResidualContextConfig,
+        tokenizer: Any = None,
+    ) -> None:
+        super().__init__(model, tokenizer)
+        check_same_vocabulary(model, reference)
+        if model.config.block_size != reference.config.block_size:
+            sizes = model.config.block_size, reference.config.block_size
+            raise TrainingError("block_size is {} in the target and {} in the reference".format(*sizes))
+        self.reference = reference.eval().requires_grad_(False)
+        self.training_config = dataclasses.replace(config, residual_temperature=1.0)
+        model.generation_config.rcd = dataclasses.asdict(config)
+
+    def roles(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model, "reference": self.reference}
+
+    def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
+        inputs, hidden, p, lengths = self.corrupt(batch, generator)
+        with torch.no_grad():
+            residual_logits = self.reference(**inputs).logits  # (batch, length, vocab)
+        logits = self.model(**inputs, residual_logits=residual_logits, residual_config=self.training_config).logits
+        loss = mdlm_loss(logits, batch["input_ids"], hidden, p, lengths)
+        tokens = batch["input_ids"]
+        metrics = {
+            "accuracy": _accuracy(logits, tokens, hidden),
+            "reference_accuracy": _accuracy(residual_logits, tokens, hidden),
+        }
+        return StepOutput({"model": loss}, metrics)
+
+
+def _accuracy(logits: torch.Tensor, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    right = (logits.detach().argmax(-1) == tokens) & hidden
+    return right.sum() / hidden.sum().clamp(min=1)
