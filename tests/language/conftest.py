@@ -42,7 +42,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def save_language_model(byte_tokenizer) -> Callable[..., Path]:
-    """Writes a language model with random weights and its tokenizer to a folder; keyword arguments change its config."""
+    """Writes a model with random weights and its tokenizer to a folder; keyword arguments change its config."""
 
     def save(folder: Path, kind: str = "llama", **changes) -> Path:
         from transformers import AutoConfig, AutoModelForCausalLM

@@ -14,8 +14,10 @@ import vidgen
 from vidgen.cli.convert import app as convert_app
 from vidgen.cli.data import app as data_app
 from vidgen.cli.demo import demo
+from vidgen.cli.direct import direct
 from vidgen.cli.doctor import doctor
 from vidgen.cli.generate import generate
+from vidgen.cli.lm import app as lm_app
 from vidgen.cli.train import train
 from vidgen.cli.world import app as world_app
 
@@ -31,10 +33,12 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command(context_settings={"allow_extra_args": False})(train)
+app.command()(direct)
 app.command()(doctor)
 app.command()(demo)
 app.add_typer(convert_app, name="convert")
 app.add_typer(data_app, name="data")
+app.add_typer(lm_app, name="lm")
 app.add_typer(world_app, name="world")
 
 

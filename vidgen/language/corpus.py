@@ -34,7 +34,8 @@ MIN_VOCAB_SIZE = 256 + 2
 
 # Not prose of programmers: tests (which many distributions leave out), generated tables, and what a build wrote.
 STANDARD_LIBRARY_EXCLUDES = (
-    "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "_sysconfigdata", "config-",
+    "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "_sysconfigdata",
+    "config-",
 )  # fmt: skip
 
 
@@ -74,11 +75,15 @@ class TextSource:
         if not root.is_dir():
             raise CorpusError(f"folder={root} of the corpus does not exist.")
         names = []
-        for path in sorted(root.rglob(f"*{self.suffix}")):
-            name = path.relative_to(root).as_posix()
-            excluded = any(part.startswith(excludes) for part in name.split("/")) if excludes else False
-            if path.is_file() and not excluded and self.is_heldout(name) == (split == "heldout"):
-                names.append(name)
+        for place, folders, files in os.walk(root):
+            # Not even entered: packages installed there may have a hundred thousand files.
+            folders[:] = [name for name in folders if not (excludes and name.startswith(excludes))]
+            for file in files:
+                name = (Path(place) / file).relative_to(root).as_posix()
+                excluded = excludes and file.startswith(excludes)
+                if file.endswith(self.suffix) and not excluded and self.is_heldout(name) == (split == "heldout"):
+                    names.append(name)
+        names.sort()
         if not names:
             raise CorpusError(
                 f"{root} has no file *{self.suffix} in the split {split!r}; "
@@ -178,7 +183,7 @@ def write_corpus(
 
 
 def read_index(folder: str | os.PathLike) -> dict:
-    """What `write_corpus` says about a folder: `python`, `source`, and in `splits` the files, bytes and tokens of each.
+    """What `write_corpus` says about a folder: `python`, `source`, in `splits` the files, bytes and tokens of each.
 
     Raises:
         CorpusError: there is no corpus, or its index is damaged.

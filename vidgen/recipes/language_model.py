@@ -1,4 +1,4 @@
-"""A small causal language model from nothing: tokenizer and token arrays, training, and the folder with its model card.
+"""A small causal language model from nothing: tokenizer and token arrays, training, the folder with its model card.
 
 Three steps, each a run of (config, overrides) that resumes where it stopped: `prepare_corpus`, `train_causal_lm`,
 `assemble_language_model`.
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from vidgen.language.causal_lm import CausalLMMethod, heldout_figures
 from vidgen.language.corpus import (
@@ -123,6 +124,7 @@ class CausalLMRecipe:
 def train_causal_lm(config: CausalLMRecipe) -> tuple[TrainingMethod, Any]:
     """Train a causal language model on a tokenized corpus."""
     read_index(config.corpus)
+    disable_progress_bar()  # of transformers, for each checkpoint
     tokenizer = AutoTokenizer.from_pretrained(config.corpus)
     torch.manual_seed(config.train.seed)  # transformers draws initial weights from the global generator
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -203,13 +205,13 @@ license: apache-2.0
 A causal language model small enough for a bare CPU, in the layout of Llama, for tests and benchmarks of decoding:
 `vidgen lm generate "def "`.
 
-- **Parameters**: {parameters:.2f} M: {sizes.num_hidden_layers} layers of width {sizes.hidden_size},
-  {sizes.num_attention_heads} heads ({sizes.num_key_value_heads} of keys and values), context
-  {sizes.max_position_embeddings} tokens, byte-level BPE of {len(lm.tokenizer)} tokens; float16.
-- **Data**: {data}: {train["files"]} files, {train["bytes"] / 1e6:.1f} MB, {train["tokens"] / 1e6:.2f} M tokens. Nothing
-  was downloaded.
-- **Held out**: by the hash of the path, {heldout["files"]} files, {heldout["bytes"] / 1e6:.2f} MB. On all of their
-  tokens: **{figures["bits_per_byte"]:.3f} bits per byte**, {figures["loss"]:.3f} nats per token.
+- **Parameters**: {parameters:.2f} M, float16: {sizes.num_hidden_layers} layers of width {sizes.hidden_size},
+  {sizes.num_attention_heads} heads, {sizes.num_key_value_heads} of them with keys and values of their own; context
+  {sizes.max_position_embeddings} tokens; byte-level BPE of {len(lm.tokenizer)} tokens.
+- **Data**: {data}.
+  {train["files"]} files, {train["bytes"] / 1e6:.1f} MB, {train["tokens"] / 1e6:.2f} M tokens; nothing was downloaded.
+- **Held out**: {heldout["files"]} files, {heldout["bytes"] / 1e6:.2f} MB, chosen by the hash of their path. Over all
+  of them **{figures["bits_per_byte"]:.3f} bits per byte**, {figures["loss"]:.3f} nats per token.
 - **Recipe**: `training/lm_tokenizer.py`, `training/lm_causal.py`, `training/lm_assemble.py` and `configs/lm/`.
 
 | part | steps | minutes | last training loss | held-out, part of it |

@@ -34,8 +34,8 @@ class OptimizerConfig:
 
     Args:
         kind: `"adamw"`, or `"muon"`: Muon for the two-dimensional weights inside transformer blocks (parameter name
-            contains `blocks.` or, in transformers, `layers.`; embeddings excluded) and AdamW for everything else. Muon's update is scaled to AdamW's
-            typical size, so both take similar learning rates.
+            contains `blocks.` or, as in transformers, `layers.`; embeddings excluded) and AdamW for everything else.
+            Muon's update is scaled to AdamW's typical size, so both take similar learning rates.
         lr: Peak learning rate.
         betas: AdamW's decay rates of the first and second moment.
         weight_decay: Decoupled weight decay.
@@ -105,13 +105,12 @@ class OptimizerConfig:
             if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
             for parameter in module.parameters(recurse=False)
         }
-        in_blocks = ("blocks.", "layers.")
         hidden, decayed, plain = [], [], []
         for name, parameter in role.named_parameters():
             if not parameter.requires_grad:
                 continue
-            is_inside = any(part in name for part in in_blocks)
-            if self.kind == "muon" and is_inside and parameter.ndim == 2 and id(parameter) not in embeddings:
+            inside = "blocks." in name or "layers." in name
+            if self.kind == "muon" and inside and parameter.ndim == 2 and id(parameter) not in embeddings:
                 hidden.append(parameter)
             elif parameter.ndim >= 2:
                 decayed.append(parameter)
