@@ -29,11 +29,15 @@ def build_model(kind: str = "llama", **sizes: Any) -> PreTrainedModel:
     defaults = {
         "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
-        "initializer_range": 0.1, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+        "initializer_range": 0.15, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
     }  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return model(config(**{**defaults, **options, **sizes})).eval()
+        built = model(config(**{**defaults, **options, **sizes})).eval()
+    with torch.no_grad():
+        # Beside large embeddings an item more or less changes some of the answers, not all.
+        built.get_input_embeddings().weight.mul_(8)
+    return built
 
 
 @pytest.fixture(scope="session")
@@ -55,4 +59,4 @@ def any_model(request: pytest.FixtureRequest) -> PreTrainedModel:
 @pytest.fixture
 def prompt() -> torch.Tensor:
     """One prompt `(1, 24)`."""
-    return torch.randint(2, 64, (1, 24), generator=torch.Generator().manual_seed(5))
+    return torch.randint(2, 64, (1, 24), generator=torch.Generator().manual_seed(6))

@@ -53,7 +53,7 @@ def test_greedy_output_is_that_of_plain_decoding_for_many_prompts(any_model, len
     """Eighteen prompts of each architecture and draft length: sixteen in a batch, two alone."""
     drafter = StaticSkipDrafter(any_model, 1, SpeculativeConfig(length, None))
     generator = torch.Generator().manual_seed(length)
-    batches = [torch.randint(2, 64, (16, 6 + length), generator=generator), *random_prompts(2, seed=length)]
+    batches = [torch.randint(2, 64, (16, 9 + length), generator=generator), *random_prompts(2, seed=length)]
     confirmed = 0
     for ids in batches:
         expected = plainly(any_model, ids, max_new_tokens=14)
@@ -196,7 +196,7 @@ def test_after_each_round_the_cache_is_that_of_a_fresh_prefill(model, rows, cach
 
 DRAWS = 200_000
 P = torch.tensor([0.02, 0.30, 0.05, 0.13, 0.2, 0.05, 0.2, 0.05])
-Q = torch.tensor([0.30, 0.05, 0.25, 0.0, 0.1, 0.2, 0.05, 0.05])
+Q = torch.tensor([0.25, 0.10, 0.20, 0.0, 0.1, 0.2, 0.10, 0.05])
 
 
 def many_states(processors=(), rows: int = DRAWS, seed: int = 0) -> DecodingState:
@@ -269,7 +269,7 @@ def test_acceptance_is_that_of_transformers_rule():
 
 def test_a_whole_sampled_generation_has_the_targets_distribution(make_model):
     tiny = make_model(vocab_size=8, num_hidden_layers=2, initializer_range=0.3, hidden_size=16, head_dim=4)
-    prompt, rows = torch.tensor([[2, 5, 3, 7]]), 4000
+    prompt, rows = torch.tensor([[2, 5, 3, 7]]), 2000
     drafter = EarlyExitDrafter(tiny, 1, SpeculativeConfig(2, 0.3))
     torch.manual_seed(0)
     tokens = tiny.generate(
@@ -280,7 +280,7 @@ def test_a_whole_sampled_generation_has_the_targets_distribution(make_model):
     with torch.no_grad():
         logits = tiny(torch.cat([prompt.expand(64, -1), pairs], dim=1)).logits.softmax(-1)
     expected = logits[:, 3].gather(1, pairs[:, :1])[:, 0] * logits[:, 4].gather(1, pairs[:, 1:])[:, 0]
-    assert total_variation((tokens[:, 0] * 8 + tokens[:, 1]).tolist(), expected) < 0.06
+    assert total_variation((tokens[:, 0] * 8 + tokens[:, 1]).tolist(), expected) < 0.08
     assert 0.2 < drafter.stats.acceptance < 0.99
 
 
@@ -318,20 +318,20 @@ def test_a_streamer_gets_every_token_once(model, prompt):
         generate(model, prompt.repeat(2, 1), PlainDrafter(model), Streamer(), max_new_tokens=2)
 
 
-def test_stop_strings_end_an_answer(model, prompt):
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
+def test_stop_strings_end_an_answer(make_model):
+    from vidgen.language.corpus import train_tokenizer
 
-    words = {f"w{index:02d}": index for index in range(64)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w00")), unk_token="w00")
-    expected = plainly(model, prompt, max_new_tokens=12)
-    answer = expected[0, prompt.shape[1] :].tolist()
-    place = next(place for place in range(4, 10) if answer.index(answer[place]) == place)
-    options = {"tokenizer": tokenizer, "stop_strings": f"w{answer[place]:02d}", "do_sample": False}
+    model = make_model(vocab_size=258)
+    tokenizer = train_tokenizer(["only bytes"], 258, 256)
+    prompt = torch.tensor([[70, 71, 72, 73]])
+    answer = plainly(model, prompt, max_new_tokens=30)[0, 4:].tolist()
+    letters = [(place, tokenizer.decode(token)) for place, token in enumerate(answer)]
+    place, letter = next((place, text) for place, text in letters[3:] if text.isalnum() and text.isascii())
+    options = {"tokenizer": tokenizer, "stop_strings": letter, "max_new_tokens": 30}
+    expected = plainly(model, prompt, **options)
     drafter = AssistedDrafter(model, model, SpeculativeConfig(10, None))
-    got = generate(model, prompt, drafter, max_new_tokens=12, **options)
-    assert torch.equal(got, expected[:, : prompt.shape[1] + place + 1])
+    assert torch.equal(generate(model, prompt, drafter, do_sample=False, **options), expected)
+    assert expected.shape[1] < 4 + 30 and drafter.stats.accepted
     with pytest.raises(ConfigError, match="tokenizer"):
         generate(model, prompt, drafter, stop_strings="x", max_new_tokens=2)
 
