@@ -325,8 +325,8 @@ def test_stop_strings_end_an_answer(make_model):
     tokenizer = train_tokenizer(["only bytes"], 258, 256)
     prompt = torch.tensor([[70, 71, 72, 73]])
     answer = plainly(model, prompt, max_new_tokens=30)[0, 4:].tolist()
-    letters = [(place, tokenizer.decode(token)) for place, token in enumerate(answer)]
-    place, letter = next((place, text) for place, text in letters[3:] if text.isalnum() and text.isascii())
+    letters = [tokenizer.decode(token) for token in answer[3:]]
+    letter = next(text for text in letters if text.isalnum() and text.isascii())
     options = {"tokenizer": tokenizer, "stop_strings": letter, "max_new_tokens": 30}
     expected = plainly(model, prompt, **options)
     drafter = AssistedDrafter(model, model, SpeculativeConfig(10, None))

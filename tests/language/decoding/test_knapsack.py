@@ -1,4 +1,4 @@
-"""What would be wrong: a plan over budget or worse than another, a bound that doesn't hold, an objective with slips."""
+"""What would be wrong: a plan over budget or not the best, a bound that doesn't hold, a wrong objective."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_each_item_is_run_once_with_all_branches_and_never_more_than_foreseen():
 
 
 def test_states_that_lost_their_direction_are_given_up():
-    states, run_item, added = additive_items(1)
+    states, run_item, _ = additive_items(1)
     everything = solve_knapsack(states, run_item, [1] * ITEMS, 4, tau=-1.0)
     threshold = sorted(plan.similarity for plan in everything)[1]
     strict = solve_knapsack(states, run_item, [1] * ITEMS, 4, tau=threshold)

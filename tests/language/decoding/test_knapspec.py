@@ -26,7 +26,7 @@ def profile(model, attention=1e-3, slope=0.0, mlp=1e-3, head=1e-5, call=0.0, per
     return LatencyProfile(
         key=profile_key(model), layers=model.config.num_hidden_layers, tokens=(1, 64),
         attention_slope=(slope, slope), attention_base=tuple(attention + g for g in grow),
-        mlp=tuple(mlp + g for g in grow), head=tuple(head + g for g in grow), call=call,
+        mlp=tuple(mlp + g for g in grow), head=tuple(head + g for g in grow), call=call, planning=0.0,
     )  # fmt: skip
 
 
@@ -180,8 +180,7 @@ def test_whole_layers_and_equal_weights_are_settings(read):
 
 def test_a_profile_is_measured_saved_and_refused_elsewhere(model, make_model, tmp_path):
     measured = LatencyProfile.measure(model, contexts=(8, 64), tokens=(1, 4), repeats=1)
-    assert all(value >= 0 for name in ("attention_slope", "attention_base", "call") for value in
-               (getattr(measured, name) if name != "call" else (measured.call,)))  # fmt: skip
+    assert min(*measured.attention_slope, *measured.attention_base, measured.call, measured.planning) >= 0
     assert min(measured.mlp) > 0 and min(measured.head) > 0
     measured.save(tmp_path / "profile.json")
     assert LatencyProfile.load(tmp_path / "profile.json", model) == measured
@@ -200,12 +199,16 @@ def test_a_profile_is_measured_saved_and_refused_elsewhere(model, make_model, tm
 def test_seconds_are_linear_in_context_and_between_measured_numbers_of_tokens(model):
     known = LatencyProfile(
         key={}, layers=2, tokens=(1, 3, 5), attention_slope=(1.0, 2.0, 2.0), attention_base=(10.0, 20.0, 40.0),
-        mlp=(1.0, 3.0, 9.0), head=(5.0, 5.0, 5.0), call=100.0,
+        mlp=(1.0, 3.0, 9.0), head=(5.0, 5.0, 5.0), call=100.0, planning=0.5,
     )  # fmt: skip
     assert known.attention_seconds(7) == 17 and known.attention_seconds(7, 2) == 1.5 * 7 + 15
     assert [known.mlp_seconds(tokens) for tokens in (1, 2, 3, 4, 5, 6)] == [1, 2, 3, 6, 9, 12]
     assert known.pass_seconds(7) == 2 * 17 + 2 * 1 + 5 + 100
     assert known.pass_seconds(7, skip={2, 3}) == 17 + 1 + 5 + 100
+    # Items 1 and 2 run two branches of one token each, then three states go through the head.
+    assert known.plan_seconds(8, [0, 2, 2, 1], 1) == 4 * 0.5 + known.mlp_seconds(2) + (
+        known.attention_seconds(10, 2) + known.mlp_seconds(1) + known.head_seconds(3)
+    )
 
 
 def test_kernels_without_masks_are_refused(model, monkeypatch):
