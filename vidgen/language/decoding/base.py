@@ -148,7 +148,7 @@ class Drafter:
         model: the target.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "custom"
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

@@ -141,6 +141,8 @@ class SkipDrafter(Drafter):
         config: length of drafts.
     """
 
+    name = "skip"
+
     def __init__(self, model: PreTrainedModel, skip: Collection[int], config: SpeculativeConfig | None = None) -> None:
         super().__init__(model)
         self.config = config or SpeculativeConfig()

@@ -17,6 +17,7 @@ import torch
 
 from vidgen.language.corpus import TextSource
 from vidgen.language.decoding.base import DRAFTERS, Drafter, make_drafter
+from vidgen.language.decoding.baselines import SkipDrafter
 from vidgen.language.decoding.engine import generate
 from vidgen.language.decoding.knapspec import KnapSpecDrafter
 from vidgen.language.decoding.latency import LatencyProfile
@@ -151,6 +152,7 @@ def benchmark(
                         outputs.setdefault(method, []).append(tokens)
         results[str(context)] = {
             method: _summary(runs[method], runs["ar"])
+            | ({"skipped": sorted(drafters[method].skip)} if isinstance(drafters[method], SkipDrafter) else {})
             | ({} if temperature > 0 else _comparison(lm, outputs[method], outputs["ar"], context))
             for method in methods
         }
@@ -203,6 +205,7 @@ def _summary(runs: list[list[dict[str, Any]]], plain: list[list[dict[str, Any]]]
         drafted_rows = sum(sum(entry["accept_lengths"].values()) for entry in stats)
         summary |= {
             "accept_length": total["accepted"] / drafted_rows if drafted_rows else 0.0,
+            "drafted_per_round": total["drafted"] / drafted_rows if drafted_rows else 0.0,
             "acceptance": total["accepted"] / total["drafted"] if total["drafted"] else 0.0,
             "drafting_rounds": total["drafting_rounds"] / total["rounds"] if total["rounds"] else 0.0,
             "draft_share": total["draft_seconds"] / total["total_seconds"],

@@ -239,31 +239,30 @@ def _sample(
     proposed: Sequence[Sequence[int]],
 ) -> list[list[int]]:
     """Modified rejection: x ~ q is kept with probability min(1, p(x) / q(x)), else drawn from norm(max(p - q, 0))."""
-    matches = [0] * len(lengths)
-    if draft is not None:
-        p = target[:, :-1].gather(-1, draft.tokens[..., None])[..., 0]  # (batch, k)
-        source = None if draft.logits is None else draft.logits.softmax(-1)
-        q = torch.ones_like(p) if source is None else source.gather(-1, draft.tokens[..., None])[..., 0]
-        drawn = torch.rand(p.shape, generator=state.generator, device=p.device)
-        kept = (drawn * q < p).tolist()
-        for row, length in enumerate(lengths):
-            while matches[row] < length and kept[row][matches[row]]:
-                matches[row] += 1
-    finals = []
-    for row, count in enumerate(matches):
-        final = target[row, count]
-        if count < lengths[row]:
-            q_row = _point(proposed[row][count], final) if source is None else source[row, count]
-            residual = (final - q_row).clamp(min=0)
-            # Rejection has probability 0 where p = q; after rounding nothing may be left to draw from.
-            final = residual if residual.sum() > 0 else final
-        finals.append(final)
-    own = torch.multinomial(torch.stack(finals), 1, generator=state.generator)[:, 0].tolist()
+    if draft is None:
+        matches = [0] * len(lengths)
+        finals = target[:, 0]
+    else:
+        drafted = draft.tokens[..., None]
+        p = target[:, :-1].gather(-1, drafted)[..., 0]  # (batch, k)
+        if draft.logits is None:
+            q_all = torch.zeros_like(target[:, :-1]).scatter_(-1, drafted, 1.0)
+        else:
+            q_all = draft.logits.softmax(-1)
+        q = q_all.gather(-1, drafted)[..., 0]
+        length = torch.tensor(lengths, device=p.device)
+        kept = torch.rand(p.shape, generator=state.generator, device=p.device) * q < p
+        kept &= torch.arange(p.shape[1], device=p.device) < length[:, None]
+        count = kept.long().cumprod(dim=1).sum(dim=1)  # (batch,)
+        rows = torch.arange(len(lengths), device=p.device)
+        finals = target[rows, count]
+        residual = (finals - q_all[rows, count.clamp(max=p.shape[1] - 1)]).clamp(min=0)
+        # Rejection has probability 0 where p = q; after rounding nothing may be left to draw from.
+        rejected = (count < length) & (residual.sum(-1) > 0)
+        finals = torch.where(rejected[:, None], residual, finals)
+        matches = count.tolist()
+    own = torch.multinomial(finals, 1, generator=state.generator)[:, 0].tolist()
     return [[*proposed[row][:count], own[row]] for row, count in enumerate(matches)]
-
-
-def _point(token: int, like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(like).index_fill_(0, torch.tensor(token, device=like.device), 1.0)
 
 
 def _count(stats: SpecStats, state: DecodingState, chosen: Sequence[Sequence[int]], draft: Draft | None) -> None:

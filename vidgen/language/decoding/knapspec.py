@@ -32,6 +32,7 @@ from vidgen.language.decoding.knapsack import (
 )
 from vidgen.language.decoding.latency import LatencyProfile
 from vidgen.language.decoding.planning import PlanningDrafter
+from vidgen.language.decoding.skip import draft_logits
 from vidgen.runtime.checks import check_whole
 from vidgen.runtime.errors import ConfigError
 
@@ -185,13 +186,7 @@ class KnapSpecDrafter(PlanningDrafter):
             counts = [count for count in counts for _ in range(2)]
         else:
             counts = branch_counts(weights, self.budget(weights))
-        seconds = 0.0
-        for item, count in enumerate(counts):
-            if count:
-                many = count * tokens
-                seconds += profile.mlp_seconds(many) if item % 2 else profile.attention_seconds(context + many, many)
-        # Each of the last branches and each exit go through the head.
-        return seconds + profile.head_seconds((counts[-1] + profile.layers) * tokens)
+        return self.profile.plan_seconds(context, counts, tokens)
 
     def _hoped_speed(self, context: int) -> float:
         """Tokens per second if a plan were to skip all that it may and still be confirmed."""
@@ -238,8 +233,10 @@ class KnapSpecDrafter(PlanningDrafter):
         """Takes the candidate with the most tokens per second, or none if plain decoding is as good."""
         tokens, best = states.shape[1], self.plain_speed(context)
         chosen, acceptance = frozenset(), Acceptance()
+        target = draft_logits(self.model, states[-1]).argmax(-1)
         for skip, hidden_states in self.candidates(context, states, runner):
-            measured = Acceptance(self.matches(hidden_states, states), tokens)
+            own = draft_logits(self.model, hidden_states).argmax(-1)
+            measured = Acceptance(int((own == target).sum()), tokens)
             length, speed = self.best_length(context, skip, measured.estimate, self.config.max_draft_tokens)
             if length and speed > best:
                 chosen, acceptance, best = skip, measured, speed

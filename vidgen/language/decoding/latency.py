@@ -14,13 +14,14 @@ import math
 import platform
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vidgen.language.decoding.items import ItemRunner
+from vidgen.language.decoding.knapsack import branch_counts, solve_knapsack
 from vidgen.language.decoding.skip import draft_logits, sublayers
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.checks import check_whole
@@ -43,6 +44,7 @@ class LatencyProfile:
         mlp: seconds.
         head: seconds of final norm and head.
         call: seconds of a forward pass that are spent in none of the items: embeddings, positions, masks, Python.
+        planning: seconds per item that a knapsack takes beyond running them: masks, similarities, Python.
     """
 
     key: dict[str, Any]
@@ -53,6 +55,7 @@ class LatencyProfile:
     mlp: tuple[float, ...]
     head: tuple[float, ...]
     call: float
+    planning: float
 
     def attention_seconds(self, context: int, tokens: int = 1) -> float:
         """Of one attention item."""
@@ -72,6 +75,22 @@ class LatencyProfile:
         mlps = self.layers - sum(item % 2 == 1 for item in skip)
         parts = attention * self.attention_seconds(context, tokens) + mlps * self.mlp_seconds(tokens)
         return parts + self.head_seconds(tokens) + self.call
+
+    def plan_seconds(self, context: int, counts: Sequence[int], tokens: int) -> float:
+        """Of `solve_knapsack` and of asking the head about what it found, and about the early exits.
+
+        Args:
+            context: tokens before those that the plan looks at.
+            counts: branches at each item, see `branch_counts`.
+            tokens: of each branch.
+        """
+        seconds = self.planning * len(counts)
+        for item, count in enumerate(counts):
+            if count:
+                many = count * tokens
+                # The branches stand in one sequence, so each reads the others' columns too, behind a mask.
+                seconds += self.mlp_seconds(many) if item % 2 else self.attention_seconds(context + many, many)
+        return seconds + self.head_seconds((counts[-1] + self.layers) * tokens)
 
     def _at(self, values: Sequence[float], tokens: int) -> float:
         """Linear between the measured numbers of tokens, and beyond the last along the last line."""
@@ -139,7 +158,7 @@ class LatencyProfile:
         ids = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
         whole = fastest(lambda: model(input_ids=ids, use_cache=False))
         parts = layers * float(base[0] + mlp[0]) + head[0]
-        return cls(
+        profile = cls(
             key=profile_key(model),
             layers=layers,
             tokens=tuple(tokens),
@@ -148,7 +167,20 @@ class LatencyProfile:
             mlp=tuple(mlp),
             head=tuple(head),
             call=max(0.0, whole - parts),
+            planning=0.0,
         )
+        weights, count = [1] * 2 * layers, 16
+        states = torch.randn(2 * layers + 1, count, width, device=weight.device, dtype=weight.dtype)
+
+        def plan() -> None:
+            runner = ItemRunner.with_random_past(model, contexts[0], count)
+            solve_knapsack(states, runner, weights, layers, tau=-1.0)
+
+        # Whatever else a plan takes, the head aside, which is the same in both.
+        counts = branch_counts(weights, layers)
+        foreseen = profile.plan_seconds(contexts[0], counts, count)
+        beyond = fastest(plan) - (foreseen - profile.head_seconds((counts[-1] + layers) * count))
+        return replace(profile, planning=max(0.0, beyond) / len(weights))
 
     def save(self, path: str | Path) -> None:
         """Writes it as JSON."""

@@ -11,7 +11,7 @@ import torch
 from vidgen.language.decoding.base import DecodingState, Draft, Outcome, SpeculativeConfig
 from vidgen.language.decoding.baselines import SkipDrafter
 from vidgen.language.decoding.items import ItemRunner
-from vidgen.language.decoding.skip import draft_logits, recorded_states
+from vidgen.language.decoding.skip import recorded_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -101,8 +101,3 @@ class PlanningDrafter(SkipDrafter):
     def propose(self, state: DecodingState, limit: int) -> Draft | None:
         """Drafts with the present choice."""
         return self.draft(state, min(limit, self.config.max_draft_tokens))
-
-    def matches(self, hidden_states: torch.Tensor, states: torch.Tensor) -> int:
-        """Of how many tokens the head says the same after these states `(tokens, width)` as after the target's."""
-        own = draft_logits(self.model, hidden_states).argmax(-1)
-        return int((own == draft_logits(self.model, states[-1]).argmax(-1)).sum())
