@@ -1,4 +1,4 @@
-"""What would be wrong: a method judged against something else, a difference that passes as identical, silent errors."""
+"""What would be wrong: a method judged against something else, a difference that passes as identical, silence."""
 
 from __future__ import annotations
 
