@@ -391,6 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes, contexts = parse_sizes(options.set), sorted(set(options.contexts))
     runs = {seed: Bench(sizes, seed, contexts, options.text, options.work).run() for seed in options.seeds}
     results = {
+        "benchmark": "knapspec",
         "sizes": dataclasses.asdict(sizes),
         "environment": run_environment(),
         "seeds": {str(seed): run for seed, run in runs.items()},

@@ -400,6 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = parse_sizes(options.set)
     runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
     results = {
+        "benchmark": "rcd",
         "sizes": dataclasses.asdict(sizes),
         "environment": run_environment(),
         "seeds": {str(seed): run for seed, run in runs.items()},
