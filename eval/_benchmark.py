@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -210,6 +211,12 @@ def load_pipeline(model: str | None) -> ContextForcingPipeline:
     pipe = ContextForcingPipeline.from_pretrained(model_folder(model), dtype=select_dtype(None, device)).to(device)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean and range over seeds."""
+    mean, low, high = (f"{value:.{digits}f}" for value in (statistics.mean(values), min(values), max(values)))
+    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 
 
 def report_progress(text: str) -> None:

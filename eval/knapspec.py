@@ -41,7 +41,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from _benchmark import WorkFolder, add_out, add_seeds, report_progress, reports_errors, write_results
+from _benchmark import (
+    WorkFolder,
+    add_out,
+    add_seeds,
+    add_sizes,
+    check_sizes,
+    parse_sizes,
+    report_progress,
+    reports_errors,
+    spread,
+    write_results,
+)
 
 from vidgen.language.corpus import TextSource, TokenWindows
 from vidgen.language.decoding.baselines import middle_block
@@ -99,9 +110,7 @@ class Sizes:
     repeats: int = 3
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ConfigError(f"{field.name}={getattr(self, field.name)}; it must be positive.")
+        check_sizes(self)
         if self.num_layers < 4:
             raise ConfigError(f"num_layers={self.num_layers}; first and last layer stay, so it must be 4 or more.")
 
@@ -331,12 +340,6 @@ def claims(runs: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and range over seeds."""
-    mean, low, high = (f"{value:.{digits}f}" for value in (statistics.mean(values), min(values), max(values)))
-    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
-
-
 def make_table(results: Mapping[str, Any]) -> str:
     """The results as Markdown."""
     runs = list(results["seeds"].values())
@@ -346,7 +349,7 @@ def make_table(results: Mapping[str, Any]) -> str:
     total = 2 * results["sizes"]["num_layers"]
     lines += [f"| agreement, sub-layers skipped of {total} | {' | '.join(counts)} |", "|---" * (len(counts) + 1) + "|"]
     for name in SELECTIONS:
-        cells = [spread([run["selection"][name][count] for run in runs]) for count in counts]
+        cells = [spread([run["selection"][name][count] for run in runs], 3) for count in counts]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     for seed, run in results["seeds"].items():
         lines += ["", f"Speed of seed {seed}, {run['speed']['max_new_tokens']} new tokens:", ""]
@@ -354,25 +357,9 @@ def make_table(results: Mapping[str, Any]) -> str:
     lines += ["", "| bar | mean (range) | bar | |", "|---|---|---|---|"]
     for claim in results["claims"]:
         verdict = "pass" if claim["passed"] else "FAIL"
-        value = spread(list(claim["by_seed"].values()))
+        value = spread(list(claim["by_seed"].values()), 3)
         lines.append(f"| {claim['claim']} | {value} | {claim['relation']} {claim['bar']:g} | {verdict} |")
     return "\n".join(lines) + "\n"
-
-
-def parse_sizes(items: Sequence[str]) -> Sizes:
-    """Sizes with `NAME=NUMBER` changes.
-
-    Raises:
-        ConfigError: an unknown name, no whole number, or an impossible one.
-    """
-    names = [field.name for field in dataclasses.fields(Sizes)]
-    changes = {}
-    for item in items:
-        name, _, number = item.partition("=")
-        if name not in names or not (number.isascii() and number.isdigit()):
-            raise ConfigError(f"{item}: allowed NAME=NUMBER with NAME of {', '.join(names)}.")
-        changes[name] = int(number)
-    return dataclasses.replace(Sizes(), **changes)
 
 
 @reports_errors
@@ -380,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what isn't measured yet; write results.json and table.md; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_seeds(parser)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER", help="other sizes")
+    add_sizes(parser, Sizes)
     parser.add_argument("--contexts", nargs="+", type=int, default=[128, 1024, 4096], help="default: 128 1024 4096")
     parser.add_argument("--text", metavar="FOLDER", help="*.py files to learn from; default: the standard library")
     parser.add_argument("--work", type=Path, default=Path("runs/eval/knapspec"), help="folder of the trained models")
@@ -388,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(arguments)
     set_threads()
-    sizes, contexts = parse_sizes(options.set), sorted(set(options.contexts))
+    sizes, contexts = parse_sizes(Sizes, options.set), sorted(set(options.contexts))
     runs = {seed: Bench(sizes, seed, contexts, options.text, options.work).run() for seed in options.seeds}
     results = {
         "benchmark": "knapspec",

@@ -60,6 +60,7 @@ from _benchmark import (
     parse_sizes,
     report_progress,
     reports_errors,
+    spread,
     write_results,
 )
 from PIL import Image, ImageDraw
@@ -653,12 +654,6 @@ def last(value: float | list[float]) -> float:
     return value[-1] if isinstance(value, list) else value
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and range over seeds."""
-    mean, low, high = (f"{value:.{digits}f}" for value in (statistics.mean(values), min(values), max(values)))
-    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
-
-
 # Title of a column: what it shows, of curves the last bin, and its digits.
 COLUMNS = {
     "action sensitivity, dB": ("action_sensitivity", 2),
@@ -717,7 +712,7 @@ def claims_table(results: list[dict[str, Any]]) -> str:
     lines = ["| bar, for every seed | mean (range) | bar | |", "|---|---|---|---|"]
     for claim in results:
         verdict = "pass" if claim["passed"] else "FAIL"
-        value = spread(list(claim["by_seed"].values()))
+        value = spread(list(claim["by_seed"].values()), 2)
         lines.append(f"| {claim['claim']} | {value} | {claim['relation']} {claim['bar']:g} | {verdict} |")
     return "\n".join(lines)
 

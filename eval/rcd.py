@@ -44,7 +44,18 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from _benchmark import WorkFolder, add_out, add_seeds, report_progress, reports_errors, write_results
+from _benchmark import (
+    WorkFolder,
+    add_out,
+    add_seeds,
+    add_sizes,
+    check_sizes,
+    parse_sizes,
+    report_progress,
+    reports_errors,
+    spread,
+    write_results,
+)
 
 from vidgen.language.dllm.layouts import load_dllm
 from vidgen.language.dllm.modeling import MaskedDiffusionLM
@@ -52,7 +63,6 @@ from vidgen.language.dllm.sudoku import SudokuData
 from vidgen.recipes import dllm as recipes
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import derive_seed, set_threads
-from vidgen.runtime.errors import ConfigError
 from vidgen.runtime.meter import run_environment
 
 STEPS = {3: (2, 3, 4, 5, 13), 5: (2, 3, 4, 6, 11)}  # by clues; the last is one cell per step
@@ -95,9 +105,7 @@ class Sizes:
     tuning_puzzles: int = 200
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ConfigError(f"{field.name}={getattr(self, field.name)}; it must be positive.")
+        check_sizes(self)
 
 
 class Bench(WorkFolder):
@@ -287,12 +295,6 @@ def claims(runs: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean and range over seeds."""
-    mean, low, high = (f"{value:.{digits}f}" for value in (np.mean(values), min(values), max(values)))
-    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
-
-
 def make_table(results: Mapping[str, Any]) -> str:
     """The results as Markdown."""
     runs = list(results["seeds"].values())
@@ -305,12 +307,12 @@ def make_table(results: Mapping[str, Any]) -> str:
         lines += ["", f"| {clues} clues, steps: | " + " | ".join(map(str, counts)) + " |"]
         lines.append("|---" * (len(counts) + 1) + "|")
         for name in ROWS:
-            cells = [spread([run["grid"][name][str(clues)][str(steps)] for run in runs]) for steps in counts]
+            cells = [spread([run["grid"][name][str(clues)][str(steps)] for run in runs], 1) for steps in counts]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     columns = list(runs[0]["ablations"]["rcd"])
     lines += ["", "| weights, trained with each | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for name in ABLATIONS:
-        cells = [spread([run["ablations"][name][column] for run in runs]) for column in columns]
+        cells = [spread([run["ablations"][name][column] for run in runs], 1) for column in columns]
         lines.append(f"| {'entropy' if name == 'rcd' else name} | " + " | ".join(cells) + " |")
     lines += ["", "| 3 clues, threshold: | " + " | ".join(map(str, THRESHOLDS)) + " |"]
     lines.append("|---" * (len(THRESHOLDS) + 1) + "|")
@@ -370,34 +372,18 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def parse_sizes(items: Sequence[str]) -> Sizes:
-    """Sizes with `NAME=NUMBER` changes.
-
-    Raises:
-        ConfigError: an unknown name, no whole number, or an impossible one.
-    """
-    names = [field.name for field in dataclasses.fields(Sizes)]
-    changes = {}
-    for item in items:
-        name, _, number = item.partition("=")
-        if name not in names or not number.isdigit():
-            raise ConfigError(f"{item}: allowed NAME=NUMBER with NAME of {', '.join(names)}.")
-        changes[name] = int(number)
-    return dataclasses.replace(Sizes(), **changes)
-
-
 @reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what isn't measured yet; write results.json, table.md and curves.png; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_seeds(parser)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER", help="other sizes")
+    add_sizes(parser, Sizes)
     parser.add_argument("--work", type=Path, default=Path("runs/eval/rcd"), help="folder of the trained models")
     add_out(parser, "rcd")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(arguments)
     set_threads()
-    sizes = parse_sizes(options.set)
+    sizes = parse_sizes(Sizes, options.set)
     runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
     results = {
         "benchmark": "rcd",

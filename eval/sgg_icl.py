@@ -62,6 +62,7 @@ from _benchmark import (
     parse_sizes,
     report_progress,
     reports_errors,
+    spread,
     write_results,
 )
 
@@ -380,12 +381,6 @@ def claims(runs: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and range over seeds."""
-    mean, low, high = (f"{value:.{digits}f}" for value in (statistics.mean(values), min(values), max(values)))
-    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
-
-
 def make_table(results: Mapping[str, Any]) -> str:
     """The results as Markdown."""
     runs = list(results["seeds"].values())
@@ -396,8 +391,8 @@ def make_table(results: Mapping[str, Any]) -> str:
     ]
     lines += ["| row | tail F1 | head F1 | macro F1 | strict F1 | rare triplets, unseen looks |", "|---" * 6 + "|"]
     for name in names:
-        cells = [spread([run["rows"][name][key] for run in runs]) for key in SCORES]
-        cells.append(spread([run["negative_control"][name] for run in runs]))
+        cells = [spread([run["rows"][name][key] for run in runs], 3) for key in SCORES]
+        cells.append(spread([run["negative_control"][name] for run in runs], 3))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "",
@@ -406,18 +401,18 @@ def make_table(results: Mapping[str, Any]) -> str:
     ]
     for name in RANKINGS:
         keys = ("iou_at_1", "best_iou", "ndcg_at_3", "spearman")
-        cells = [spread([run["rankings"][name][key] for run in runs]) for key in keys]
+        cells = [spread([run["rankings"][name][key] for run in runs], 3) for key in keys]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", "| router | |", "|---|---|"]
     for key in ("auc", "test_auc", "test_routed", "test_tail_recall", "threshold"):
-        lines.append(f"| {key} | {spread([run['router'][key] for run in runs])} |")
+        lines.append(f"| {key} | {spread([run['router'][key] for run in runs], 3)} |")
     lines += ["", "| cost, ms per frame | |", "|---|---|"]
     for key in runs[0]["ms_per_frame"]:
         lines.append(f"| {key} | {spread([run['ms_per_frame'][key] for run in runs], 1)} |")
     lines += ["", "| bar | mean (range) | bar | |", "|---|---|---|---|"]
     for claim in results["claims"]:
         verdict = "pass" if claim["passed"] else "FAIL"
-        value = spread(list(claim["by_seed"].values()))
+        value = spread(list(claim["by_seed"].values()), 3)
         lines.append(f"| {claim['claim']} | {value} | {claim['relation']} {claim['bar']:g} | {verdict} |")
     return "\n".join(lines) + "\n"
 

@@ -80,6 +80,7 @@ from _benchmark import (
     parse_sizes,
     report_progress,
     reports_errors,
+    spread,
     write_results,
 )
 from diffusers import ConfigMixin, ModelMixin
@@ -673,12 +674,6 @@ def claims(runs: dict[int, dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]
     return results
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and range over seeds."""
-    mean, low, high = (f"{value:.{digits}f}" for value in (statistics.mean(values), min(values), max(values)))
-    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
-
-
 # Title of a table and its measure.
 TABLES = {
     "gain, dB": "gain",
@@ -700,7 +695,7 @@ def measure_table(title: str, key: str, runs: list[dict[str, Any]], sizes: Sizes
         cells = []
         for absence in sizes.absences:
             values = [run["arms"][arm].get(str(absence), {}).get(key) for run in runs]
-            cells.append("–" if None in values else spread(values))
+            cells.append("–" if None in values else spread(values, 2))
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -712,7 +707,7 @@ def make_table(results: dict[str, Any]) -> str:
     bars = ["| bar, for every seed | mean (range) | bar | |", "|---|---|---|---|"]
     for claim in results["claims"]:
         verdict = "pass" if claim["passed"] else "FAIL"
-        values = spread(list(claim["by_seed"].values()))
+        values = spread(list(claim["by_seed"].values()), 2)
         bars.append(f"| {claim['claim']} | {values} | {claim['bar']} | {verdict} |")
     void = [seed for seed, value in results["claims"][0]["by_seed"].items() if value < MIN_GAIN]
     head = f"Seeds {', '.join(map(str, seeds))}; window T = {sizes.window} frames, {sizes.steps} steps."

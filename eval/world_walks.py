@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +44,7 @@ from _benchmark import (
     parse_sizes,
     report_progress,
     reports_errors,
+    spread,
     write_results,
 )
 
@@ -244,8 +244,7 @@ def make_table(results: dict[str, Any]) -> str:
     for name in seeds[0]:
         columns = list(zip(*(arms[name]["psnr"] for arms in seeds), strict=True))
         sharp = [arms[name]["sharpness"][-1] for arms in seeds]
-        cells = [f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})" for values in columns]
-        cells.append(f"{statistics.mean(sharp):.2f} ({min(sharp):.2f} to {max(sharp):.2f})")
+        cells = [*(spread(values, 1) for values in columns), spread(sharp, 2)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", "| bar | worst seed | |", "|---|---|---|"]
     for claim in results["claims"]:

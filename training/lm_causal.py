@@ -1,4 +1,4 @@
-"""The embedded language model: next-token training on a tokenized corpus.
+"""The tiny language model: next-token training on a tokenized corpus.
 
     accelerate launch training/lm_causal.py --config configs/lm/tiny_causal.yaml [KEY=VALUE ...]
 

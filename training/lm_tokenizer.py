@@ -1,4 +1,4 @@
-"""Tokenizer and token arrays of the embedded language model.
+"""Tokenizer and token arrays of the tiny language model.
 
 python training/lm_tokenizer.py --config configs/lm/tiny_tokenizer.yaml [KEY=VALUE ...]
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidgen.cli.lm import MODEL_HELP, load_for_command
+from vidgen.cli.loading import LANGUAGE_MODEL_HELP, load_lm
 from vidgen.runtime.errors import VidgenError
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def direct(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Text file: what happens, in prose.")],
+    model: Annotated[str, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Plan to write: .txt or .jsonl, or `-` for stdout.")
     ] = Path("plan.txt"),
-    model: Annotated[str | None, typer.Option(metavar="FOLDER", help=MODEL_HELP)] = None,
     seconds: Annotated[float | None, typer.Option(help="Length of the video. Default: as the model sees fit.")] = None,
     min_shots: Annotated[int, typer.Option(help="Fewest prompts.")] = 2,
     max_shots: Annotated[int, typer.Option(help="Most prompts.")] = 12,
@@ -38,7 +38,8 @@ def direct(
 ) -> None:
     """Turn a script into prompts with times, through a language model; the plan can be read whatever the model.
 
-    For real use give `--model` an instruct model, such as a folder of Qwen3.
+    The model should be an instruct model, such as a folder of Qwen3. What `vidgen lm train` makes follows no
+    instructions: with it, this only tests the path.
     """
     to_stdout = str(output) == "-"
     if not script.is_file():
@@ -57,15 +58,13 @@ def direct(
     from vidgen.runtime.checkpoint import atomic_write
 
     schema = PlanSchema(min_shots=min_shots, max_shots=max_shots, max_seconds=max_shot_seconds)
-    lm = load_for_command(model, device, dtype, attention)
-    if model is None:
+    lm = load_lm(model, device, dtype, attention)
+    if lm.tokenizer.chat_template is None:
         print(
-            "note: the embedded language model can't follow instructions, so this only tests the path: the plan can "
-            "be read but says nothing of the script; give --model an instruct model",
+            f"note: {model} has no chat template, so it is hardly an instruct model: its plan can be read, but may "
+            "say nothing of the script",
             file=sys.stderr,
         )
-    elif lm.tokenizer.chat_template is None:
-        print(f"note: {model} has no chat template; is it an instruct model?", file=sys.stderr)
     shots = direct(lm, text, schema, seconds, temperature, seed, decoder)
     plan = PromptPlan.parse([(shot.prompt, shot.seconds) for shot in shots])
     lines = format_plan(plan, output.suffix)

@@ -6,17 +6,14 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from vidgen.cli.lm_bench import bench
-
-if TYPE_CHECKING:
-    from vidgen.language.models import LanguageModel
+from vidgen.cli.loading import LANGUAGE_MODEL_HELP, load_lm
 
 INTERRUPTED = 130
-MODEL_HELP = "Folder of a causal language model of transformers, or owner/name on the Hub. Default: the embedded one."
 
 app = typer.Typer(help="Train, run and compare language models.", rich_markup_mode="markdown")
 app.command("bench")(bench)
@@ -25,26 +22,6 @@ app.command("bench")(bench)
 @app.callback()
 def _group() -> None:
     """Train, run and compare language models."""
-
-
-def load_for_command(model: str | None, device: str | None, dtype: str | None, attention: str) -> LanguageModel:
-    """The language model that a command works with.
-
-    Args:
-        model: Folder or owner/name on the Hub. None: the embedded one.
-        device: Default: the fastest there is.
-        dtype: Default: the device's.
-        attention: Name of an attention backend.
-    """
-    from transformers.utils.logging import disable_progress_bar
-
-    from vidgen.language.models import DEFAULT_LANGUAGE_MODEL, load_language_model
-    from vidgen.runtime.assets import find_asset
-    from vidgen.runtime.device import set_threads
-
-    set_threads()
-    disable_progress_bar()
-    return load_language_model(model or find_asset(DEFAULT_LANGUAGE_MODEL), device, dtype, attention)
 
 
 @app.command("train")
@@ -92,7 +69,7 @@ def train(
 @app.command("generate")
 def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue or to answer; `-` reads stdin.")],
-    model: Annotated[str | None, typer.Option(metavar="FOLDER", help=MODEL_HELP)] = None,
+    model: Annotated[str, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)],
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Most tokens. Default: 256, or what the context has room for.")
     ] = None,
@@ -112,7 +89,7 @@ def generate(
 
     from vidgen.language.generation import encode_prompt, generate_tokens, room_for_answer
 
-    lm = load_for_command(model, device, dtype, attention)
+    lm = load_lm(model, device, dtype, attention)
     input_ids = encode_prompt(lm, sys.stdin.read() if prompt == "-" else prompt, chat=False if raw else None)
     limit = min(256, room_for_answer(lm, input_ids)) if max_new_tokens is None else max_new_tokens
     streamer = TextStreamer(lm.tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
+from vidgen.cli.loading import LANGUAGE_MODEL_HELP, load_lm
+
 
 def bench(
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="Language model, or owner/name on the Hub. Default: the embedded one."),
-    ] = None,
+    model: Annotated[str, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)],
     prompts: Annotated[
         str, typer.Option(metavar="FILE", help="A text, a .jsonl with prompts, or builtin: Python sources.")
     ] = "builtin",
@@ -43,20 +42,14 @@ def bench(
     import json
 
     from tqdm import tqdm
-    from transformers.utils.logging import disable_progress_bar
 
     from vidgen.language.decoding.bench import benchmark, is_lossless, make_table, read_prompts
     from vidgen.language.decoding.latency import LatencyProfile
-    from vidgen.language.models import DEFAULT_LANGUAGE_MODEL, load_language_model
-    from vidgen.runtime.assets import find_asset
     from vidgen.runtime.checkpoint import atomic_write
-    from vidgen.runtime.device import set_threads
     from vidgen.runtime.meter import run_environment
 
     lengths = _numbers(context)
-    set_threads()
-    disable_progress_bar()
-    lm = load_language_model(model or find_asset(DEFAULT_LANGUAGE_MODEL), device, dtype, attention)
+    lm = load_lm(model, device, dtype, attention)
     texts = read_prompts(prompts, count)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     known = None

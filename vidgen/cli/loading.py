@@ -1,4 +1,4 @@
-"""Loading of a pipeline for a command: whatever is wrong with the folder is one line."""
+"""Loading of models for a command: whatever is wrong with the folder is one line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from vidgen.runtime.errors import VidgenError
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+
+    from vidgen.language.models import LanguageModel
+
+LANGUAGE_MODEL_HELP = (
+    "Folder of a causal language model of transformers, or owner/name on the Hub; `vidgen lm train` makes one."
+)
 
 Pipeline = TypeVar("Pipeline", bound="DiffusionPipeline")
 
@@ -71,3 +77,22 @@ def load_pipeline(
     if compile_blocks:
         pipe.transformer.compile_repeated_blocks(fullgraph=True)
     return pipe
+
+
+def load_lm(model: str, device: str | None, dtype: str | None, attention: str) -> LanguageModel:
+    """Load a language model and place it.
+
+    Args:
+        model: Folder, or owner/name on the Hub.
+        device: Default: the fastest there is.
+        dtype: Default: the device's.
+        attention: Name of an attention backend.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from vidgen.language.models import load_language_model
+    from vidgen.runtime.device import set_threads
+
+    set_threads()
+    disable_progress_bar()
+    return load_language_model(model, device, dtype, attention)

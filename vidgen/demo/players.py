@@ -162,8 +162,8 @@ def _inverse_map(controls: Any) -> dict[str, str] | None:
 
 
 def is_of_rooms(pipe: WorldModelPipeline) -> bool:
-    """Whether a model is steered by the motion of [`~vidgen.worlds.RoomWorld`], in its units."""
+    """Whether a model is steered by the motion of [`~vidgen.worlds.RoomWorld`], in its units, in any of its rooms."""
     spec = pipe.control_encoder.actions
-    return [(column.name, column.unit) for column in spec.columns] == [
+    return not pipe.control_encoder.in_world and [(column.name, column.unit) for column in spec.columns] == [
         (column.name, column.unit) for column in RoomWorld().delta_controls.spec.columns
     ]

@@ -19,8 +19,6 @@ from vidgen.runtime.errors import VidgenError, suggestion
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# Asset that every command takes unless it is told another model.
-DEFAULT_LANGUAGE_MODEL = "lm-tiny"
 
 # The runtime's names of attention kernels -> those of transformers.
 ATTENTION_IMPLEMENTATIONS = {

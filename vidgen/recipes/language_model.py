@@ -203,7 +203,7 @@ license: apache-2.0
 # {name}
 
 A causal language model small enough for a bare CPU, in the layout of Llama, for tests and benchmarks of decoding:
-`vidgen lm generate "def "`.
+`vidgen lm generate "def " --model FOLDER`.
 
 - **Parameters**: {parameters:.2f} M, float16: {sizes.num_hidden_layers} layers of width {sizes.hidden_size},
   {sizes.num_attention_heads} heads, {sizes.num_key_value_heads} of them with keys and values of their own; context
@@ -218,6 +218,6 @@ A causal language model small enough for a bare CPU, in the layout of Llama, for
 |---|---|---|---|---|
 {run_table((config.run,))}
 
-**Limits**: it continues Python source in its manner and follows no instructions. The commands that need an instruct
-model run with it to test their path, and say so.
+**Limits**: it continues Python source in its manner and follows no instructions; commands that need an instruct model
+can only test their path with it.
 """

@@ -265,6 +265,11 @@ def control_encoder(
 ) -> ControlEncoder:
     """How the world model reads the controls of a data set."""
     info = episodes.info
+    if config.in_world and not _is_one_scene(episodes):
+        raise ConfigError(
+            f"in_world=true, but {episodes.root} has several scenes, whose coordinates have nothing in common; "
+            "allowed: episodes of one scene."
+        )
     walk = None
     if config.episodes.controls == "cameras":
         kind: ReversibleControls = PoseControls(CAMERA_SPEC)
@@ -289,15 +294,14 @@ def control_encoder(
 def _walk(config: WorldModelRecipe, episodes: EpisodeDataset) -> Walk:
     """How keys move the camera: where there is one scene only, on the floor that its episodes covered."""
     floor = None
-    if len({record.scene_seed for record in episodes.episodes}) == 1:
+    if _is_one_scene(episodes):
         places = np.concatenate([episodes.poses(index)[:, :2] for index in range(len(episodes.episodes))])
         floor = FloorPlan.visited(places, config.units[0])
-    elif config.in_world:
-        raise ConfigError(
-            f"in_world=true, but {episodes.root} has several scenes, whose coordinates have nothing in common; "
-            "allowed: episodes of one scene."
-        )
     return Walk(episodes.action_spec, floor)
+
+
+def _is_one_scene(episodes: EpisodeDataset) -> bool:
+    return len({record.scene_seed for record in episodes.episodes}) == 1
 
 
 def write_controls(folder: Path, encoder: ControlEncoder, episodes: EpisodeDataset) -> None:
