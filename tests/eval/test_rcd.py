@@ -50,7 +50,7 @@ def test_every_row_is_measured_and_shown(benchmark, folder, results):
 
 
 def test_ablations_are_trained_with_their_own_weights(benchmark, folder):
-    bench = benchmark.Bench(benchmark.parse_sizes(TOY), 0, folder / "work")
+    bench = benchmark.Bench(benchmark.parse_sizes(benchmark.Sizes, TOY), 0, folder / "work")
     stored = {name: bench.load(name).generation_config.rcd for name in benchmark.ABLATIONS}
     assert stored["rcd"]["alpha"] == "entropy" and stored["inverse"]["alpha"] == "inverse"
     assert (stored["constant 0.3"]["constant"], stored["constant 1"]["constant"]) == (0.3, 1.0)
