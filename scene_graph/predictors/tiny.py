@@ -99,6 +99,11 @@ class CopyAttention(nn.Module):
         self.to_query = nn.Linear(hidden_size, hidden_size, bias=False)
         self.to_key = nn.Linear(hidden_size, hidden_size, bias=False)
         self.sentinel = nn.Linear(hidden_size, 1)
+        # Like states attract each other from the first step on, while most of the probability stays with the model.
+        nn.init.eye_(self.to_query.weight)
+        nn.init.eye_(self.to_key.weight)
+        nn.init.zeros_(self.sentinel.weight)
+        nn.init.constant_(self.sentinel.bias, SENTINEL_BIAS)
 
     def forward(self, logits: torch.Tensor, states: torch.Tensor, shown: ShownWords) -> torch.Tensor:
         """Log-probabilities `(batch, queries, vocabulary)` of `logits` of that shape and `states` `(batch, queries,
@@ -209,19 +214,14 @@ class TinySGGModel(ModelMixin, ConfigMixin):
         self.scene_embedding = nn.Embedding(max_examples + 1, hidden_size)
         self.blocks = nn.ModuleList([TinySGGBlock(hidden_size, num_heads, mlp_ratio) for _ in range(num_layers)])
         self.norm_out = nn.LayerNorm(hidden_size)
-        self.copy_attention = CopyAttention(hidden_size)
         # The output layer is the word embedding; with rows of norm 10 the first logits would be far too large.
         for module in self.modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.05)
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        # Like states attract each other from the first step on, while most of the probability stays with the model.
-        nn.init.eye_(self.copy_attention.to_query.weight)
-        nn.init.eye_(self.copy_attention.to_key.weight)
-        nn.init.constant_(self.copy_attention.sentinel.bias, SENTINEL_BIAS)
+                nn.init.zeros_(module.bias)
+        self.copy_attention = CopyAttention(hidden_size)
 
     def forward(
         self,
