@@ -86,6 +86,25 @@ MMOR_LABEL_STEPS = {"007_TKA": 3}
 TIMESTAMPS = "timestamp_to_pcd_and_frames_list"
 
 
+def telling_frames(graphs: Sequence[SceneGraph], count: int) -> list[int]:
+    """Frames that stand for a take: as many stretches of equal length, each by the frame of its rarest relation.
+
+    Args:
+        graphs: of all frames of a take, in order.
+        count: frames wanted; a shorter take gives all that it has.
+
+    Returns:
+        Their places, ascending.
+    """
+    counts = Counter(predicate for graph in graphs for predicate in graph.predicates)
+
+    def rarity(index: int) -> int:
+        return min((counts[predicate] for predicate in graphs[index].predicates), default=len(graphs))
+
+    stretches = np.array_split(np.arange(len(graphs)), min(count, len(graphs)))
+    return [min(stretch.tolist(), key=rarity) for stretch in stretches]
+
+
 class SceneDataset(Sequence[Sample]):
     """Samples of a data set, in order of takes and frames.
 

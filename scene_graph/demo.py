@@ -10,7 +10,6 @@ import importlib.util
 import secrets
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,10 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
+from scene_graph.datasets import telling_frames
 from scene_graph.pipeline import SGGICLOutput, SGGICLPipeline
 from scene_graph.schema import Sample, SceneGraph, TailSplit, Triplet
-from scene_graph.simulator import Renderer, SceneState, SimulatedTake, SimulatorConfig, make_take, plan_study
+from scene_graph.simulator import Renderer, SimulatorConfig, make_take, plan_study
 from scene_graph.simulator.writer import JPEG_QUALITY
 from scene_graph.viz import UNLABELED, draw_graph
 from vidgen.demo.context import DemoContext, DemoTab, shown
@@ -85,17 +85,6 @@ tr.sg-rare td:first-child::before { content: "★ "; color: #d97706; }
 # --- frames -------------------------------------------------------------------------------------------------------
 
 
-def telling_frames(take: SimulatedTake, count: int) -> list[SceneState]:
-    """Frames that stand for a take: as many stretches of equal length, each by the frame of its rarest relation."""
-    counts = Counter(predicate for state in take.states for predicate in state.graph.predicates)
-
-    def rarity(state: SceneState) -> int:
-        return min((counts[predicate] for predicate in state.graph.predicates), default=len(take.states))
-
-    stretches = np.array_split(np.arange(len(take.states)), count)
-    return [min((take.states[index] for index in stretch), key=rarity) for stretch in stretches]
-
-
 def simulate_frames(folder: Path, seed: int, config: SimulatorConfig = STUDY, count: int = NUM_FRAMES) -> list[Sample]:
     """Some frames of an operation that no model was trained on.
 
@@ -112,7 +101,8 @@ def simulate_frames(folder: Path, seed: int, config: SimulatorConfig = STUDY, co
     renderer = Renderer(take, config.views, config.size, config.seed)
     graphs = {labeled.frame: labeled.graph for labeled in take.labeled_frames()}
     samples = []
-    for state in telling_frames(take, count):
+    for index in telling_frames([state.graph for state in take.states], count):
+        state = take.states[index]
         names, paths = [], []
         for view, pixels in zip(config.views, renderer.render(state)):
             names.append(f"camera{view:02d}")

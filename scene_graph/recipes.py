@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from scene_graph.datasets import MMORDataset, OR4DDataset, SceneDataset, SceneFolder
+from scene_graph.datasets import MMORDataset, OR4DDataset, SceneDataset, SceneFolder, telling_frames
 from scene_graph.formats import read_json
 from scene_graph.methods import (
     AugmentConfig,
@@ -52,7 +52,7 @@ from scene_graph.retrieval import (
     SceneIndex,
 )
 from scene_graph.router import AdaptiveRouter, RouterConfig, router_features, tail_labels, utility_labels
-from scene_graph.schema import SceneDataError, SceneGraphError, TailSplit, idf_weights, tail_split
+from scene_graph.schema import Sample, SceneDataError, SceneGraphError, TailSplit, idf_weights, tail_split
 from scene_graph.simulator.writer import SIMULATOR_FILE
 from vidgen.recipes.command_line import require_parts, training_recipe
 from vidgen.runtime.config import load_config
@@ -312,6 +312,7 @@ class IndexRecipe:
         encoder: folder of an open_clip model; by default the predictor encodes.
         predictor: folder of the predictor, where it encodes.
         with_images: copy the images, so that the index can be moved.
+        frames_per_take: most frames of each take, those with rare relations first (`telling_frames`); `null` for all.
     """
 
     output_dir: str
@@ -319,8 +320,11 @@ class IndexRecipe:
     encoder: str | None = None
     predictor: str | None = None
     with_images: bool = False
+    frames_per_take: int | None = None
 
     def __post_init__(self) -> None:
+        if self.frames_per_take is not None and self.frames_per_take < 1:
+            raise SceneGraphError(f"frames_per_take={self.frames_per_take}; it must be 1 or more, or null for all.")
         if (self.encoder is None) == (self.predictor is None):
             raise SceneGraphError("an index needs exactly one of encoder, predictor.")
 
@@ -330,9 +334,18 @@ def build_index(source: str | None, overrides: list[str]) -> Path:
     config = load_config(IndexRecipe, source, overrides)
     set_threads()
     train = config.data.open("train")
-    index = SceneIndex.build(train, open_encoder(config), config.data.tail(train), progress=True)
+    samples, tail = list(train), config.data.tail(train)
+    if config.frames_per_take is not None:
+        samples = [sample for take in train.takes for sample in telling_samples(samples, take, config.frames_per_take)]
+    index = SceneIndex.build(samples, open_encoder(config), tail, train.vocabulary, progress=True)
     index.save_pretrained(config.output_dir, config.with_images)
     return Path(config.output_dir)
+
+
+def telling_samples(samples: Sequence[Sample], take: str, count: int) -> list[Sample]:
+    """Those samples of a take that stand for it, see `telling_frames`."""
+    own = [sample for sample in samples if sample.take == take]
+    return [own[index] for index in telling_frames([sample.graph for sample in own], count)]
 
 
 def open_encoder(config: IndexRecipe) -> SceneEncoder:

@@ -21,8 +21,8 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
 from scene_graph import demo as scene_demo
-from scene_graph.datasets import OR4DDataset
-from scene_graph.demo import POLICIES, STUDY, SceneRun, read_frame, reading_html, simulate_frames, telling_frames
+from scene_graph.datasets import OR4DDataset, telling_frames
+from scene_graph.demo import POLICIES, STUDY, SceneRun, read_frame, reading_html, simulate_frames
 from scene_graph.simulator import SimulatorConfig, make_take, plan_study, simulate
 from vidgen.demo import context as context_module
 from vidgen.demo.context import TAB_ENTRY_POINTS, DemoContext
@@ -110,7 +110,7 @@ def test_other_seeds_are_other_operations_with_the_same_tools(tmp_path: Path) ->
 def test_a_take_is_shown_by_its_telling_frames() -> None:
     study = plan_study(STUDY)
     take = make_take(STUDY, study, study.splits["test"][0])
-    states = telling_frames(take, 12)
+    states = [take.states[index] for index in telling_frames([state.graph for state in take.states], 12)]
     frames = [state.frame for state in states]
     assert len(frames) == 12 and frames == sorted(frames)
     counts = Counter(predicate for state in take.states for predicate in state.graph.predicates)

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from scene_graph import recipes
+from scene_graph.datasets import telling_frames
 from scene_graph.formats import read_graphs
 from scene_graph.pipeline import SGGICLPipeline
+from scene_graph.predictors import load_predictor
+from scene_graph.retrieval import SceneIndex
 from scene_graph.schema import SceneGraphError, Vocabulary
 from scene_graph.simulator import SimulatorConfig, simulate
 from vidgen.cli.main import main
@@ -80,6 +83,22 @@ def test_the_predictor_is_trained_on_training_takes_only(runs: Path):
     report = json.loads((runs / "router/report.json").read_text())
     assert {*report["fitted_on"], *report["chosen_on"]} == takes["validation"]
     assert not {*report["fitted_on"]} & {*report["chosen_on"]}
+
+
+def test_a_small_index_has_the_telling_frames_of_every_take(runs: Path, tmp_path: Path):
+    settings = [f"data.root={runs}/data", f"output_dir={tmp_path}/index", "with_images=true", "encoder=null"]
+    settings.append(f"predictor={runs}/predictor/weights/predictor")
+    folder = recipes.build_index("sgg/tiny_index", [*settings, "frames_per_take=3"])
+    predictor = load_predictor(runs / "predictor/weights/predictor")
+    index = SceneIndex.from_pretrained(folder, predictor=predictor)
+    train = recipes.SceneSource(f"{runs}/data", views=[2, 1]).open("train")
+    assert len(index) == 3 * len(train.takes) and len(list((folder).rglob("*.jpg"))) == 2 * len(index)
+    for take in train.takes:
+        own = [sample for sample in train if sample.take == take]
+        wanted = [own[row].id for row in telling_frames([sample.graph for sample in own], 3)]
+        assert [sample.id for sample in index.samples if sample.take == take] == wanted
+    with pytest.raises(ConfigError, match="frames_per_take=0"):
+        recipes.build_index("sgg/tiny_index", [*settings, "frames_per_take=0"])
 
 
 def test_reweighted_and_plain_training_differ_and_the_plain_one_repeats(runs: Path, tmp_path: Path):
