@@ -40,7 +40,7 @@ def results(folder) -> dict:
 def test_every_row_is_measured_and_shown(folder, results):
     assert results["benchmark"] == "sgg_icl"
     (run,) = results["seeds"].values()
-    rows = {"base", "base_reweighted", "joint", "oracle_router/rerank", "routed/rerank_1"}
+    rows = {"base", "base_reweighted", "joint", "oracle_router/rerank", "routed/rerank, replaced", "routed/rerank_1"}
     rows |= {
         f"{policy}/{name}"
         for policy in ("icl_all", "routed")
