@@ -14,14 +14,18 @@ from vidgen.cli.loading import load_lm, whole_numbers
 def probe_context(
     model: Annotated[
         str,
-        typer.Option(metavar="FOLDER", help="Diffusion (LLaDA, Dream, our own) or causal model; or owner/name on the Hub."),
+        typer.Option(
+            metavar="FOLDER", help="Diffusion (LLaDA, Dream, our own) or causal model; or owner/name on the Hub."
+        ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="JSON of all figures.")],
     adapter: Annotated[Path | None, typer.Option(metavar="FOLDER", help="LoRA adapters, as peft saves them.")] = None,
     task: Annotated[
         str, typer.Option(help="rules: words and digits, few-shot; topics: for models of the recipe's own language.")
     ] = "rules",
-    extra_masks: Annotated[str, typer.Option(help="Masks after the answer's; numbers with commas.")] = "0,1,5,10,20,50",
+    extra_masks: Annotated[
+        str, typer.Option(help="Masks after the answer's; numbers with commas.")
+    ] = "0,1,5,10,20,50",
     places: Annotated[int, typer.Option(help="Positions of the evidence, from first to last.")] = 5,
     n_relevant: Annotated[int, typer.Option(help="Rules: examples of the rule.")] = 10,
     n_distractor: Annotated[int, typer.Option(help="Rules: examples of another rule.")] = 40,
@@ -29,9 +33,7 @@ def probe_context(
     count: Annotated[int, typer.Option(help="Questions of every probe.")] = 100,
     seed: Annotated[int, typer.Option(help="Same seed, same questions.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Questions at once.")] = 16,
-    mask_token_id: Annotated[
-        int | None, typer.Option(help="Where the config doesn't have it; LLaDA: 126336.")
-    ] = None,
+    mask_token_id: Annotated[int | None, typer.Option(help="Where the config doesn't have it; LLaDA: 126336.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Curves as PNG.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. Default: the best there is.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the device's.")] = None,
@@ -72,7 +74,9 @@ def probe_context(
         try:
             tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise typer.BadParameter(f"--model {model} has no tokenizer; save it there with save_pretrained") from error
+            raise typer.BadParameter(
+                f"--model {model} has no tokenizer; save it there with save_pretrained"
+            ) from error
     else:
         lm = load_lm(model, device, dtype, attention)
         loaded, tokenizer = lm.model, lm.tokenizer
@@ -90,7 +94,9 @@ def probe_context(
         lambda text: print(text, file=sys.stderr) if sys.stderr.isatty() else None,
     )
     with atomic_write(out) as temporary:
-        temporary.write_text(json.dumps({**report, "environment": run_environment()}, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps({**report, "environment": run_environment()}, indent=1) + "\n", encoding="utf-8"
+        )
     if plot is not None:
         plot_report(report, plot)
     print("\n".join(report_lines(report)))

@@ -266,8 +266,8 @@ def train_mask_agnostic(config: MaskAgnosticRecipe) -> tuple[TrainingMethod, Any
     room = model.config.max_position_embeddings - data.length
     if config.mask_agnostic.max_extra_masks > room:
         raise ConfigError(
-            f"mask_agnostic.max_extra_masks={config.mask_agnostic.max_extra_masks}; behind texts of {data.length} tokens "
-            f"the model's {model.config.max_position_embeddings} positions leave room for {max(0, room)}"
+            f"mask_agnostic.max_extra_masks={config.mask_agnostic.max_extra_masks}; behind texts of {data.length} "
+            f"tokens the model's {model.config.max_position_embeddings} positions leave room for {max(0, room)}"
         )
     _finish(model, config)
     if config.lora is not None:

@@ -63,7 +63,9 @@ def merge_lora(model: Any, directory: str | os.PathLike) -> Any:
     """
     peft = _peft()
     if not Path(directory, "adapter_config.json").is_file():
-        raise CheckpointError(f"{directory} has no adapter_config.json; give a folder that peft's save_pretrained wrote")
+        raise CheckpointError(
+            f"{directory} has no adapter_config.json; give a folder that peft's save_pretrained wrote"
+        )
     try:
         return peft.PeftModel.from_pretrained(model, str(directory)).merge_and_unload().eval()
     except (ValueError, RuntimeError) as error:

@@ -172,9 +172,7 @@ def test_padding_to_one_width_changes_no_logits(make_model, texts):
     for count in (0, 4):
         row = texts["input_ids"][1, :9]
         alone = model(torch.cat([row, torch.full((count,), MASK)])[None]).logits[0, :9]
-        tokens, seen = append_masks(
-            texts["input_ids"], texts["attention_mask"], torch.tensor([9, count, 2]), 21, MASK
-        )
+        tokens, seen = append_masks(texts["input_ids"], texts["attention_mask"], torch.tensor([9, count, 2]), 21, MASK)
         padded = model(tokens, attention_mask=seen).logits[1, :9]
         assert (alone - padded).abs().max() < 1e-5
 
@@ -315,7 +313,7 @@ def test_a_collapse_that_recovers_goes_on():
     guard = CollapseGuard()
     for step in range(20):
         guard.observe(step, 2.0, 0.1)
-    for round_ in range(5):
+    for _ in range(5):
         for step in range(60):
             guard.observe(step, 4.0, 0.0)
         for step in range(60):

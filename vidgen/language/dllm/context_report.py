@@ -48,7 +48,8 @@ def context_report(
 
     Returns:
         `position` for every model; for masked diffusion models also `masks` and `control` (see `mask_scaling_probe`),
-        `unmasking`, `attribution` and `end`, the last null where the model names no end token; for rules `copy_accuracy`.
+        `unmasking`, `attribution` and `end`, the last null where the model names no end token; for rules also
+        `copy_accuracy`.
     """
     probes = task.items(tokenizer, count, seed)
     masked = isinstance(model, MaskedDiffusionLM)
@@ -91,8 +92,8 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"copying: {100 * copied:.0f} % right")
         if copied < COPY_ACCURACY:
             lines.append(
-                f"  below {100 * COPY_ACCURACY:.0f} %: the model is too weak for these probes, or its logits are shifted "
-                "(logits_shift in config.json)"
+                f"  below {100 * COPY_ACCURACY:.0f} %: the model is too weak for these probes, or its logits are"
+                " shifted (logits_shift in config.json)"
             )
     if report["task"]["refused_words"]:
         lines.append(f"not one token, left out: {', '.join(report['task']['refused_words'])}")
@@ -101,16 +102,22 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
             continue
         lines.append(f"gen_length = block_length, 1 step, the rest {filler}s | accuracy % | entropy | TV")
         for row in report[name]["rows"]:
-            lines.append(f"  {row['gen_length']} | {100 * row['accuracy']:.1f} | {row['entropy']:.2f} | {row['tv']:.3f}")
+            lines.append(
+                f"  {row['gen_length']} | {100 * row['accuracy']:.1f} | {row['entropy']:.2f} | {row['tv']:.3f}"
+            )
     if "unmasking" in report:
         length = report["extra_masks_of_unmasking"] + 1
         lines.append(f"gen_length = block_length = {length}, steps | accuracy %")
         lines += [f"  {row['steps']} | {100 * row['accuracy']:.1f}" for row in report["unmasking"]]
     if report.get("attribution"):
-        lines.append("gradient of an extra mask / of the text: {mask:.4f} / {text:.4f}".format(**report["attribution"]))
+        lines.append(
+            "gradient of an extra mask / of the text: {mask:.4f} / {text:.4f}".format(**report["attribution"])
+        )
     for row in report.get("end") or ():
         end = "never" if row["end"] is None else f"after {row['end']:.1f} tokens"
-        lines.append("gen_length {gen_length}, {steps} steps: ends in {0:.0f} %, ".format(100 * row["ended"], **row) + end)
+        lines.append(
+            "gen_length {gen_length}, {steps} steps: ends in {0:.0f} %, ".format(100 * row["ended"], **row) + end
+        )
     lines.append("position of | place | accuracy %")
     lines += [f"  {row['move']} | {row['position']:.2f} | {100 * row['accuracy']:.1f}" for row in report["position"]]
     return lines

@@ -143,8 +143,8 @@ class MaskAgnosticMethod(MaskedDiffusionMethod):
         super().__init__(model, tokenizer)
         if model.config.block_size is not None:
             raise TrainingError(
-                f"the model has block_size={model.config.block_size}: it doesn't see the masks of later blocks, so there "
-                "is nothing to train; give a model that sees everything"
+                f"the model has block_size={model.config.block_size}: it doesn't see the masks of later blocks, so "
+                "there is nothing to train; give a model that sees everything"
             )
         self.config, self.guard = config, CollapseGuard()
 

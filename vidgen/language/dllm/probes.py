@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -234,7 +234,7 @@ class TopicInductionTask:
         query_position: words before the question; None = all.
     """
 
-    data: TopicData = TopicData()
+    data: TopicData = field(default_factory=TopicData)
     n_words: int = 24
     block_words: int = 0
     block_position: int | None = None
@@ -439,7 +439,9 @@ class MaskSensitivity:
         accuracy = self.accuracy()
         counts = list(accuracy)
         drops = torch.tensor([accuracy[0] - accuracy[count] for count in counts])
-        area = float(torch.trapezoid(drops, torch.tensor(counts, dtype=torch.float)) / counts[-1]) if counts[-1] else 0.0
+        area = (
+            float(torch.trapezoid(drops, torch.tensor(counts, dtype=torch.float)) / counts[-1]) if counts[-1] else 0.0
+        )
         distances = [self.distance[count] / self.total for count in counts if count]
         return {
             "max_drop": float(drops[1:].max()) if len(counts) > 1 else 0.0,

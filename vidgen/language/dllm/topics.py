@@ -21,6 +21,7 @@ from vidgen.runtime.errors import ConfigError
 
 PAD, END, MASK, DOT, QUERY = "<pad>", "</s>", "<mask>", ".", "?"
 SPECIAL = (PAD, END, MASK, DOT, QUERY)
+LABELS = 4  # in a whole text
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class TopicData:
         keywords: words of each topic.
         topic_share: share of a text's words that are keywords of its topic; the others are drawn from all words.
         length: tokens of a text.
-        answer_words: 0 = whole texts with two `? label` in them, of which every token may be hidden; k = prompts of
+        answer_words: 0 = whole texts with four `? label` in them, of which every token may be hidden; k = prompts of
             words and `?` with answers, the label and k more words, of which only the answers may be.
         seed: fixes the texts.
     """
@@ -48,8 +49,8 @@ class TopicData:
         check_whole(2, topics=self.topics)
         check_whole(1, keywords=self.keywords)
         check_whole(0, answer_words=self.answer_words)
-        # Two labels, or a prompt of at least one word with its answer.
-        check_whole(max(8, self.answer_words + 3), length=self.length)
+        # All labels, or a prompt of at least one word with its answer.
+        check_whole(max(2 * LABELS, self.answer_words + 3), length=self.length)
         if not 0 < self.topic_share <= 1:
             raise ConfigError(f"topic_share={self.topic_share}; allowed: above 0, up to 1")
 
@@ -94,13 +95,13 @@ class TopicData:
 
     def _texts(self, topics: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         tokens, place = self.draw_words(topics, self.length, generator), torch.arange(self.length)
-        dots = torch.randint(self.length // 2 + 1, (len(topics), 1), generator=generator)
+        dots = torch.randint(self.length // 4 + 1, (len(topics), 1), generator=generator)
         start = (torch.rand(len(topics), 1, generator=generator) * (self.length - dots + 1)).long()
         tokens[(place >= start) & (place < start + dots)] = SPECIAL.index(DOT)
-        # One label in either half, so that they never overlap.
-        half = self.length // 2
-        for first in (0, half):
-            at = first + torch.randint(half - 1, (len(topics), 1), generator=generator)
+        # One label in every part, so that they never overlap.
+        part = self.length // LABELS
+        for first in range(0, LABELS * part, part):
+            at = first + torch.randint(part - 1, (len(topics), 1), generator=generator)
             tokens.scatter_(1, at, SPECIAL.index(QUERY))
             tokens.scatter_(1, at + 1, self.label_ids(topics)[:, None])
         return tokens
