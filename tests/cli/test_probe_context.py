@@ -1,4 +1,4 @@
-"""What would be wrong: a model that is probed as another kind, figures that are lost, a traceback for a bad argument."""
+"""What would be wrong: a model probed as another kind, figures that are lost, a traceback for a bad argument."""
 
 from __future__ import annotations
 
