@@ -29,7 +29,7 @@ def probe_context(
     places: Annotated[int, typer.Option(help="Positions of the evidence, from first to last.")] = 5,
     n_relevant: Annotated[int, typer.Option(help="Rules: examples of the rule.")] = 10,
     n_distractor: Annotated[int, typer.Option(help="Rules: examples of another rule.")] = 40,
-    n_words: Annotated[int, typer.Option(help="Topics: words of a text.")] = 24,
+    n_words: Annotated[int, typer.Option(help="Topics: words of a text, a third of them keywords side by side.")] = 24,
     count: Annotated[int, typer.Option(help="Questions of every probe.")] = 100,
     seed: Annotated[int, typer.Option(help="Same seed, same questions.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Questions at once.")] = 16,

@@ -268,7 +268,7 @@ class TopicInductionTask:
                 f"the tokenizer doesn't have the {self.data.vocab_size} tokens of {self.data.topics} topics with "
                 f"{self.data.keywords} keywords; the task topics is for models trained on them"
             )
-        generator = generator_for(self.data.seed, 1, seed)
+        generator = generator_for(self.data.seed, 2, seed)
         topics = torch.randint(self.data.topics, (count,), generator=generator)
         if self.block_words:
             block = dataclasses.replace(self.data, topic_share=1.0).draw_words(topics, self.block_words, generator)
@@ -346,7 +346,8 @@ def _next_logits(model: Any, items: Sequence[ProbeItem]) -> torch.Tensor:
     counts = torch.tensor([len(item.before) for item in items], device=device)
     seen = torch.arange(width, device=device) >= (width - counts)[:, None]
     positions = (seen.long().cumsum(1) - 1).clamp(min=0)
-    output = model(input_ids=tokens, attention_mask=seen.long(), position_ids=positions, use_cache=False)
+    inputs = {"input_ids": tokens, "attention_mask": seen.long(), "position_ids": positions}
+    output = model(**inputs, use_cache=False, logits_to_keep=1)
     return output.logits[:, -1].float().cpu()
 
 

@@ -87,7 +87,7 @@ class TopicData:
         return torch.where(about, keyword, other) + len(SPECIAL) + self.topics
 
     def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
-        generator = generator_for(self.seed, step, rank)
+        generator = generator_for(self.seed, 1, step, rank)
         topics = torch.randint(self.topics, (batch_size,), generator=generator)
         if self.answer_words:
             return self._pairs(topics, generator)
