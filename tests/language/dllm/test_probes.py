@@ -120,13 +120,13 @@ def test_distractors_say_nothing_of_the_rule():
 
 
 def test_the_block_moves_and_nothing_else_changes():
-    task, words = RuleInductionTask(n_relevant=3, n_distractor=4), _known_words(TOKENIZER)[0]
+    task, words = RuleInductionTask("color", "smallest digit", 3, 4), _known_words(TOKENIZER)[0]
     drawn = {position: task.at("block", position / 4).examples(random.Random(1), words) for position in range(5)}
     for position, (examples, question) in drawn.items():
         kinds = [right.isdigit() for _, right in examples]
         assert kinds == [True] * position + [False] * 3 + [True] * (4 - position)
         assert question == drawn[0][1] and sorted(examples) == sorted(drawn[0][0])
-    mixed = RuleInductionTask(n_relevant=20, n_distractor=20, layout="shuffled")
+    mixed = RuleInductionTask("food", "largest digit", 20, 20, "shuffled")
     answers = [right for _, right in mixed.examples(random.Random(1), words)[0]]
     assert sum(a.isdigit() != b.isdigit() for a, b in pairwise(answers)) > 5
 
@@ -145,6 +145,12 @@ def test_questions_are_those_of_their_seed_and_read_as_they_should():
     assert after.startswith("\n") and after.count("\n") == 1 and inside.answer == item.answer
     asked = text.rsplit("\n", 1)[1]
     assert "".join(TOKENIZER.convert_ids_to_tokens(list(inside.before[1:]))).endswith(asked)
+
+
+def test_questions_go_through_all_rules_and_distractors_unless_one_is_given():
+    asked = [RuleInductionTask().of_question(index) for index in range(32)]
+    assert set(asked) == set(TASKS) and asked[:16] == asked[16:]
+    assert {RuleInductionTask("food").of_question(index).rule for index in range(16)} == {"food"}
 
 
 def test_words_of_several_tokens_are_named_and_left_out():

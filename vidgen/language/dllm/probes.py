@@ -103,8 +103,8 @@ class RuleInductionTask:
     The rule picks the word of one kind from three; a distractor picks a digit, so its examples say nothing of kinds.
 
     Args:
-        rule: kind of word, one of `KINDS`.
-        distractor: one of `DISTRACTORS`.
+        rule: kind of word, one of `KINDS`; None = every question another one.
+        distractor: one of `DISTRACTORS`; None = both, each with every rule.
         n_relevant: examples of the rule.
         n_distractor: examples of the distractor.
         layout: `"block"` keeps the examples of the rule together, `"shuffled"` mixes all.
@@ -112,8 +112,8 @@ class RuleInductionTask:
         query_position: examples before the question, which then stands inside the prompt; None = all, at its end.
     """
 
-    rule: str = "animal"
-    distractor: str = "largest digit"
+    rule: str | None = None
+    distractor: str | None = None
     n_relevant: int = 10
     n_distractor: int = 40
     layout: Literal["block", "shuffled"] = "block"
@@ -122,8 +122,8 @@ class RuleInductionTask:
 
     def __post_init__(self) -> None:
         for name, allowed in (("rule", KINDS), ("distractor", DISTRACTORS), ("layout", ("block", "shuffled"))):
-            if getattr(self, name) not in allowed:
-                value = getattr(self, name)
+            value = getattr(self, name)
+            if value not in allowed and (value is not None or name == "layout"):
                 raise ConfigError(f"{name}={value!r}: {suggestion(str(value), allowed)}")
         check_whole(1, n_relevant=self.n_relevant)
         check_whole(0, n_distractor=self.n_distractor)
@@ -140,10 +140,21 @@ class RuleInductionTask:
             return dataclasses.replace(self, block_position=round(fraction * self.n_distractor))
         return dataclasses.replace(self, query_position=round(fraction * (self.n_relevant + self.n_distractor)))
 
+    def of_question(self, index: int) -> RuleInductionTask:
+        """The task with the rule and the distractor of a question."""
+        rule = self.rule or list(KINDS)[index % len(KINDS)]
+        distractor = self.distractor or list(DISTRACTORS)[index // len(KINDS) % len(DISTRACTORS)]
+        return dataclasses.replace(self, rule=rule, distractor=distractor)
+
     def examples(
         self, source: random.Random, words: Mapping[str, Sequence[str]]
     ) -> tuple[list[tuple[str, str]], tuple[str, str]]:
-        """Examples in the order of the prompt and the question, each as text before the answer and answer."""
+        """Examples in the order of the prompt and the question, each as text before the answer and answer.
+
+        Args:
+            source: of the draws.
+            words: kind -> words; rule and distractor are given.
+        """
         relevant = [_pick_kind(source, words, self.rule) for _ in range(self.n_relevant)]
         others = [_pick_digit(source, self.distractor) for _ in range(self.n_distractor)]
         if self.layout == "shuffled":
@@ -176,8 +187,8 @@ class RuleInductionTask:
         items = []
         for index in range(count):
             # The same question wherever its block stands.
-            source = random.Random(f"{seed} {index} {self.rule} {self.distractor}")
-            examples, (question, answer) = self.examples(source, words)
+            source = random.Random(f"{seed} {index}")
+            examples, (question, answer) = self.of_question(index).examples(source, words)
             at = len(examples) if self.query_position is None else self.query_position
             lines = [f"{text} {right}\n" for text, right in examples]
             before = "".join(lines[:at]) + question
