@@ -117,6 +117,13 @@ def test_a_base_that_is_not_distracted_shows_nothing(benchmark, good):
     assert [claim["passed"] for claim in found[-2:]] == [None, None]
 
 
+def test_a_base_that_has_not_learned_the_task_shows_nothing(benchmark, good):
+    for name in benchmark.ARMS:
+        for extra in (0, benchmark.MOST):
+            benchmark.row_of(good["masks"][name], extra)["accuracy"] -= 0.3
+    assert benchmark.verdict(benchmark.claims({0: good})) == "inconclusive"
+
+
 def test_a_distraction_that_only_shows_in_entropy_leaves_the_steps_undecided(benchmark, good):
     benchmark.row_of(good["masks"]["base"], 64).update(accuracy=0.71)
     found = benchmark.claims({0: good})
