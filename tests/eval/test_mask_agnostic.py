@@ -48,7 +48,7 @@ def good(benchmark, results) -> dict:
 
     put(run["masks"]["base"], (0.75, 0.6875), (1.5, 2.5), 0.25)
     put(run["masks"]["ce"], (0.75, 0.75), (1.5, 1.5), 0.09)
-    put(run["masks"]["ma"], (0.75, 0.75), (1.5, 1.5), 0.03)
+    put(run["masks"]["ma"], (0.75, 0.75), (1.5, 1.5), 0.029)
     put(run["filler"], (0.75, 0.734375), (1.5, 1.75), 0.1)
     run["steps"]["base"][-1]["accuracy"] = 0.75
     return run
