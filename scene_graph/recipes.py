@@ -58,6 +58,7 @@ from vidgen.recipes.command_line import require_parts, training_recipe
 from vidgen.runtime.config import load_config
 from vidgen.runtime.device import set_threads
 from vidgen.train import TrainConfig, TrainingMethod
+from vidgen.train.lora import LoraConfig
 
 # Batches whose loss is measured; their numbers are far from those of training steps.
 VALIDATION_STEP = 1_000_000_000
@@ -175,21 +176,6 @@ def train_predictor(config: PredictorRecipe) -> tuple[TrainingMethod, Any]:
 
 
 @dataclass(frozen=True)
-class LoraConfig:
-    """Low-rank adapters (LoRA, arXiv 2106.09685).
-
-    Attributes:
-        rank: of the matrices.
-        alpha: their scale is `alpha / rank`.
-        dropout: before them.
-    """
-
-    rank: int = 128
-    alpha: int = 256
-    dropout: float = 0.0
-
-
-@dataclass(frozen=True)
 class MLLMPredictorRecipe:
     """Fine-tuning of a multimodal language model.
 
@@ -211,7 +197,7 @@ class MLLMPredictorRecipe:
     train: TrainConfig
     data: SceneSource
     pretrained: str
-    lora: LoraConfig | None = field(default_factory=LoraConfig)
+    lora: LoraConfig | None = field(default_factory=lambda: LoraConfig(rank=128, alpha=256))
     attn_implementation: str | None = None
     dtype: str | None = None
     max_pixels: int | None = 336 * 336
@@ -426,7 +412,7 @@ class MLLMRerankerRecipe:
     data: SceneSource
     pretrained: str
     predictor: str | None = None
-    lora: LoraConfig | None = field(default_factory=lambda: LoraConfig(rank=16, alpha=32))
+    lora: LoraConfig | None = field(default_factory=LoraConfig)
     attn_implementation: str | None = None
     dtype: str | None = None
     max_pixels: int | None = 336 * 336

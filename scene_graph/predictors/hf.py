@@ -33,6 +33,7 @@ from scene_graph.prompting import Message, SGGPromptBuilder
 from scene_graph.schema import Sample, SceneGraphError, Vocabulary
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import select_device, select_dtype
+from vidgen.train import lora
 
 # `head surgeon,instrument table,closeTo; ` is 8 to 10 tokens; the marks around a graph, and names that are longer than
 # usual in a graph of few triplets, need some more.
@@ -52,28 +53,8 @@ def scene_graph_extra(package: str) -> SceneGraphError:
 
 
 def add_lora(model: Any, rank: int = 16, alpha: int = 32, dropout: float = 0.0, targets: str = LORA_TARGETS) -> Any:
-    """Freezes a model and adds trainable low-rank matrices to it (LoRA, arXiv 2106.09685).
-
-    Args:
-        model: of transformers.
-        rank: of the matrices.
-        alpha: their scale is `alpha / rank`.
-        dropout: before them.
-        targets: regular expression of the names of the layers.
-
-    Returns:
-        A `peft.PeftModel`; its `save_pretrained` writes the adapter alone.
-
-    Raises:
-        SceneGraphError: peft is missing.
-    """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise scene_graph_extra("peft") from error
-    model.enable_input_require_grads()  # layers that are recomputed have gradients only if what enters them has
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
-    return get_peft_model(model, config)
+    """`vidgen.train.lora.add_lora` on the language part of a multimodal model."""
+    return lora.add_lora(model, targets, lora.LoraConfig(rank, alpha, dropout))
 
 
 def encode_chats(

@@ -14,10 +14,12 @@ from transformers import PreTrainedTokenizerFast
 from vidgen.language.dllm.layouts import load_dllm
 from vidgen.language.dllm.modeling import MaskedDiffusionConfig, MaskedDiffusionLM
 from vidgen.recipes.dllm import (
+    MaskAgnosticRecipe,
     MaskedDiffusionRecipe,
     Pairs,
     PairsData,
     ResidualContextRecipe,
+    train_mask_agnostic,
     train_masked_diffusion,
     train_residual_context,
 )
@@ -75,6 +77,13 @@ def test_configs_of_real_size_are_valid(recipe, name):
     assert config.pairs.max_length == 8192 and config.train.fsdp
 
 
+def test_the_adapter_config_of_real_size_is_valid():
+    config = load_config(MaskAgnosticRecipe, "dllm/mask_agnostic_llada_lora")
+    assert config.lora.rank == 16 and config.mask_agnostic.max_extra_masks == 256 and config.train.max_steps == 1200
+    # LLaDA has 4096 positions.
+    assert config.pairs.max_length + config.mask_agnostic.max_extra_masks <= 4096
+
+
 def test_answers_are_scored_and_prompts_and_padding_are_not(pairs):
     data = Pairs(pairs, make_tokenizer())
     assert len(data) == 2  # the long one is left out
@@ -96,10 +105,10 @@ def test_broken_data_is_named(pairs, tmp_path):
         Pairs(PairsData(str(tmp_path / "long.jsonl"), max_length=2), make_tokenizer())
 
 
-def save_model(folder, words: list[str] = WORDS) -> str:
+def save_model(folder, words: list[str] = WORDS, block_size: int | None = 4) -> str:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = MaskedDiffusionConfig(vocab_size=8, mask_token_id=2, block_size=4, eos_token_id=1, **shape)
+    config = MaskedDiffusionConfig(vocab_size=8, mask_token_id=2, block_size=block_size, eos_token_id=1, **shape)
     MaskedDiffusionLM(config).save_pretrained(folder)
     make_tokenizer(words).save_pretrained(folder)
     return str(folder)
@@ -130,7 +139,7 @@ def test_text_is_read_with_the_models_own_tokenizer_which_is_saved_beside_it(pai
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (["sudoku=null"], "either sudoku or pairs"),
+        (["sudoku=null"], "either sudoku or topics or pairs"),
         (["model=null"], "either model"),
         (["model.hiden_size=3"], "did you mean 'hidden_size'"),
         (["model.vocab_size=9"], "vocab_size of the model is 9, of the sudoku 5"),
@@ -149,3 +158,64 @@ def test_a_missing_model_names_its_recipe(tmp_path):
     options = [f"target.name={tmp_path / 'none'}", f"train.output_dir={tmp_path / 'run'}"]
     with pytest.raises(ValueError, match="made by the recipe dllm_base"):
         train_residual_context("dllm/tiny_rcd", options)
+
+
+SMALL = ["train.max_steps=2", "train.batch_size=4"]
+
+
+@pytest.fixture(scope="module")
+def topic_model(tmp_path_factory) -> str:
+    """A model of topics after two steps."""
+    folder = tmp_path_factory.mktemp("topics")
+    result = train_masked_diffusion("dllm/tiny_topics", [*SMALL, *SHAPE, f"train.output_dir={folder}"])
+    return str(result.weights_dir / "model")
+
+
+@pytest.mark.parametrize("beta", [0.0, 100.0])
+def test_mask_agnostic_training_follows_the_base_with_its_words(topic_model, tmp_path, beta):
+    options = [*SMALL, f"init_from.name={topic_model}", f"train.output_dir={tmp_path}", f"mask_agnostic.beta={beta}"]
+    weights = train_mask_agnostic("dllm/mask_agnostic_tiny", options).weights_dir / "model"
+    before, after = (load_dllm(folder, "cpu") for folder in (topic_model, weights))
+    assert after.config.vocab_size == 113 and not torch.equal(before.lm_head.weight, after.lm_head.weight)
+    vocabularies = [PreTrainedTokenizerFast.from_pretrained(folder).get_vocab() for folder in (topic_model, weights)]
+    assert vocabularies[0] == vocabularies[1] and vocabularies[0]["topic0"] == 5
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {"ce", "tv", "nats", "distance"} <= set(rows[-1]["metrics"])
+
+
+def test_adapters_of_text_are_saved_alone_beside_the_tokenizer(pairs, tmp_path):
+    pytest.importorskip("peft")
+    settings = {
+        "init_from": {"name": save_model(tmp_path / "model", block_size=None)},
+        "mask_agnostic": {"max_extra_masks": 8},
+        "lora": {"rank": 2, "alpha": 4},
+        "pairs": {"path": pairs.path, "max_length": 10},
+        "gradient_checkpointing": True,
+        "train": {
+            "output_dir": str(tmp_path / "run"),
+            "max_steps": 2,
+            "batch_size": 2,
+            "optimizers": {"model": {"lr": 1e-3}},
+        },
+    }
+    weights = train_mask_agnostic(settings, []).weights_dir / "model"
+    names = {path.name for path in weights.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    assert "model.safetensors" not in names
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["mask_agnostic.max_extra_masks=217"], "positions leave room for 216"),
+        (["mask_agnostic.beta=-1"], "beta=-1.0"),
+        (["mask_agnostic.max_masks=3"], "max_extra_masks"),
+        (["topics.topics=3"], "vocab_size of the model is 113, of the topics 32"),
+        (["lora.rank=0"], "rank=0"),
+        (["lora.rank=2", "generation.max_new_tokens=0"], "adapters are saved alone"),
+    ],
+)
+def test_mask_agnostic_settings_that_do_not_fit_are_refused(topic_model, tmp_path, overrides, message):
+    options = [*SMALL, f"init_from.name={topic_model}", f"train.output_dir={tmp_path / 'run'}", *overrides]
+    with pytest.raises(ValueError, match=message):
+        train_mask_agnostic("dllm/mask_agnostic_tiny", options)

@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from vidgen.cli.lm_bench import bench
+from vidgen.cli.lm_probe import probe_context
 from vidgen.cli.loading import LANGUAGE_MODEL_HELP, load_lm
 
 INTERRUPTED = 130
 
 app = typer.Typer(help="Train, run and compare language models.", rich_markup_mode="markdown")
 app.command("bench")(bench)
+app.command("probe-context")(probe_context)
 
 
 @app.callback()

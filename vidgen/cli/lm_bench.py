@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vidgen.cli.loading import LANGUAGE_MODEL_HELP, load_lm
+from vidgen.cli.loading import LANGUAGE_MODEL_HELP, load_lm, whole_numbers
 
 
 def bench(
@@ -48,7 +48,7 @@ def bench(
     from vidgen.runtime.checkpoint import atomic_write
     from vidgen.runtime.meter import run_environment
 
-    lengths = _numbers(context)
+    lengths = whole_numbers("--context", context)
     lm = load_lm(model, device, dtype, attention)
     texts = read_prompts(prompts, count)
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -71,10 +71,3 @@ def bench(
     if not is_lossless(results):
         print("a greedy answer differs from plain decoding's by more than rounding", file=sys.stderr)
         raise typer.Exit(1)
-
-
-def _numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise typer.BadParameter(f"--context {text}: give lengths in tokens with commas, such as 512,4096")
-    return [int(part) for part in parts]

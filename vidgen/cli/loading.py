@@ -96,3 +96,15 @@ def load_lm(model: str, device: str | None, dtype: str | None, attention: str) -
     set_threads()
     disable_progress_bar()
     return load_language_model(model, device, dtype, attention)
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Reads an option of numbers with commas between them.
+
+    Raises:
+        BadParameter: names the option.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise typer.BadParameter(f"{option} {text}: give whole numbers with commas, such as 16,256")
+    return [int(part) for part in parts]

@@ -32,6 +32,7 @@ RECIPES = {
     "lm_assemble": ("vidgen.recipes.language_model:assemble_language_model", "lm/tiny_assemble"),
     "dllm_base": ("vidgen.recipes.dllm:train_masked_diffusion", "dllm/tiny_base"),
     "dllm_rcd": ("vidgen.recipes.dllm:train_residual_context", "dllm/tiny_rcd"),
+    "dllm_mask_agnostic": ("vidgen.recipes.dllm:train_mask_agnostic", "dllm/mask_agnostic_tiny"),
 }
 
 

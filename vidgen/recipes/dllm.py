@@ -1,4 +1,5 @@
-"""Recipes of masked diffusion language models: the plain objective, and residual context on top of it."""
+"""Recipes of masked diffusion language models: the plain objective; on top of it residual context, or predictions that
+don't depend on the number of masks behind the text."""
 
 from __future__ import annotations
 
@@ -13,14 +14,19 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vidgen.language.dllm.generation import DLLMGenerationConfig, check_same_tokenizer
 from vidgen.language.dllm.layouts import load_dllm, read_config
-from vidgen.language.dllm.methods import MaskedDiffusionMethod, ResidualContextMethod
+from vidgen.language.dllm.losses import MaskAgnosticConfig
+from vidgen.language.dllm.methods import MaskAgnosticMethod, MaskedDiffusionMethod, ResidualContextMethod
 from vidgen.language.dllm.modeling import MaskedDiffusionConfig, MaskedDiffusionLM
 from vidgen.language.dllm.rcd import ResidualContextConfig
 from vidgen.language.dllm.sudoku import SudokuData
+from vidgen.language.dllm.topics import TopicData
 from vidgen.recipes.command_line import training_recipe
 from vidgen.runtime.assets import require_model
 from vidgen.runtime.errors import ConfigError, suggestion
 from vidgen.train import TrainConfig, TrainingMethod
+from vidgen.train.lora import LoraConfig, add_lora
+
+LORA_TARGETS = r".*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ class MaskedDiffusionRecipe:
         train: the run; its role is `model`.
         model: fields of `MaskedDiffusionConfig` of a new model; the data gives those of the vocabulary.
         init_from: the model to go on with, in place of a new one.
-        sudoku: data; this or `pairs`.
+        sudoku: data; this, `topics` or `pairs`.
+        topics: data.
         pairs: data; needs `init_from`, whose tokenizer reads it.
         generation: options that the saved model generates with.
         gradient_checkpointing: compute activations again in the backward pass.
@@ -75,6 +82,7 @@ class MaskedDiffusionRecipe:
     model: dict[str, Any] | None = None
     init_from: ModelSource | None = None
     sudoku: SudokuData | None = None
+    topics: TopicData | None = None
     pairs: PairsData | None = None
     generation: dict[str, Any] = field(default_factory=dict)
     gradient_checkpointing: bool = False
@@ -83,8 +91,8 @@ class MaskedDiffusionRecipe:
         _one_data(self)
         if (self.model is None) == (self.init_from is None):
             raise ConfigError("give either model (a new one) or init_from")
-        if self.model is not None and self.sudoku is None:
-            raise ConfigError("a new model is trained on sudoku; pairs need init_from")
+        if self.model is not None and self.pairs is not None:
+            raise ConfigError("a new model is trained on sudoku or topics; pairs need init_from")
 
 
 @dataclass(frozen=True)
@@ -115,9 +123,43 @@ class ResidualContextRecipe:
         _one_data(self)
 
 
-def _one_data(recipe: MaskedDiffusionRecipe | ResidualContextRecipe) -> None:
-    if (recipe.sudoku is None) == (recipe.pairs is None):
-        raise ConfigError("give either sudoku or pairs as data")
+@dataclass(frozen=True)
+class MaskAgnosticRecipe:
+    """Fine-tune a model so that it predicts the same whatever number of masks follows the text.
+
+    Args:
+        train: the run; its role is `model`.
+        init_from: the model to go on with; it sees everything, none of blocks.
+        mask_agnostic: see `MaskAgnosticConfig`; with beta=0 the control, cross-entropy with random numbers of masks.
+        lora: adapters, which are all that is trained and saved; null = all weights.
+        topics: data; this or `pairs`.
+        pairs: data.
+        generation: options that the saved model generates with; not with `lora`, whose folder holds no model.
+        gradient_checkpointing: compute activations again in the backward pass.
+    """
+
+    train: TrainConfig
+    init_from: ModelSource
+    mask_agnostic: MaskAgnosticConfig = field(default_factory=MaskAgnosticConfig)
+    lora: LoraConfig | None = None
+    topics: TopicData | None = None
+    pairs: PairsData | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        _one_data(self)
+        if self.lora is not None and self.generation:
+            raise ConfigError("generation with lora: adapters are saved alone; give the options when generating")
+
+
+Recipe = MaskedDiffusionRecipe | ResidualContextRecipe | MaskAgnosticRecipe
+
+
+def _one_data(recipe: Recipe) -> None:
+    names = [name for name in ("sudoku", "topics", "pairs") if hasattr(recipe, name)]
+    if sum(getattr(recipe, name) is not None for name in names) != 1:
+        raise ConfigError(f"give either {' or '.join(names)} as data")
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -160,8 +202,8 @@ class Pairs(torch.utils.data.Dataset):
         return {"input_ids": tokens, "attention_mask": place < end, "loss_mask": (place >= count) & (place < end)}
 
 
-def _finish(model: MaskedDiffusionLM, recipe: MaskedDiffusionRecipe | ResidualContextRecipe) -> None:
-    """Options that both recipes have."""
+def _finish(model: MaskedDiffusionLM, recipe: Recipe) -> None:
+    """Options that all recipes have."""
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     current = model.generation_config
@@ -170,15 +212,18 @@ def _finish(model: MaskedDiffusionLM, recipe: MaskedDiffusionRecipe | ResidualCo
 
 
 def _data(
-    recipe: MaskedDiffusionRecipe | ResidualContextRecipe, model: MaskedDiffusionLM, source: ModelSource | None
+    recipe: Recipe, model: MaskedDiffusionLM, source: ModelSource | None
 ) -> tuple[Any, PreTrainedTokenizerBase | None]:
     """Data and tokenizer of a recipe."""
-    if recipe.sudoku is not None:
+    for kind in ("sudoku", "topics"):
+        data = getattr(recipe, kind, None)
+        if data is None:
+            continue
         for name in ("vocab_size", "mask_token_id"):
-            own, wanted = getattr(model.config, name), getattr(recipe.sudoku, name)
+            own, wanted = getattr(model.config, name), getattr(data, name)
             if own != wanted:
-                raise ConfigError(f"{name} of the model is {own}, of the sudoku {wanted}")
-        return recipe.sudoku, None
+                raise ConfigError(f"{name} of the model is {own}, of the {kind} {wanted}")
+        return data, data.tokenizer() if kind == "topics" else None
     tokenizer = AutoTokenizer.from_pretrained(source.name)
     return Pairs(recipe.pairs, tokenizer), tokenizer
 
@@ -190,7 +235,8 @@ def train_masked_diffusion(config: MaskedDiffusionRecipe) -> tuple[TrainingMetho
         model = config.init_from.load()
     else:
         torch.manual_seed(config.train.seed)
-        shape = {"vocab_size": config.sudoku.vocab_size, "mask_token_id": config.sudoku.mask_token_id, **config.model}
+        language = config.sudoku or config.topics
+        shape = {"vocab_size": language.vocab_size, "mask_token_id": language.mask_token_id, **config.model}
         known = {known.name for known in dataclasses.fields(MaskedDiffusionConfig)}
         for name in shape:
             if name not in known:
@@ -210,3 +256,20 @@ def train_residual_context(config: ResidualContextRecipe) -> tuple[TrainingMetho
         check_same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(config.reference.name))
     _finish(target, config)
     return ResidualContextMethod(target, reference, config.rcd, tokenizer), data
+
+
+@training_recipe(MaskAgnosticRecipe)
+def train_mask_agnostic(config: MaskAgnosticRecipe) -> tuple[TrainingMethod, Any]:
+    """Train a model to predict the same whatever number of masks follows the text."""
+    model = config.init_from.load()
+    data, tokenizer = _data(config, model, config.init_from)
+    room = model.config.max_position_embeddings - data.length
+    if config.mask_agnostic.max_extra_masks > room:
+        raise ConfigError(
+            f"mask_agnostic.max_extra_masks={config.mask_agnostic.max_extra_masks}; behind texts of {data.length} "
+            f"tokens the model's {model.config.max_position_embeddings} positions leave room for {max(0, room)}"
+        )
+    _finish(model, config)
+    if config.lora is not None:
+        model = add_lora(model, LORA_TARGETS, config.lora)
+    return MaskAgnosticMethod(model, config.mask_agnostic, tokenizer), data

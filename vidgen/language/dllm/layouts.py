@@ -7,7 +7,7 @@ own; LLaDA's are renamed. What a config asks for and the model can't do is refus
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -111,8 +111,7 @@ def read_config(
     Raises:
         ConfigError: see `load_dllm`.
     """
-    readers = {"llada": _read_llada, "Dream": _read_dream, "sdar": _read_sdar, "masked_diffusion": dict}
-    kind = values.get("model_type")
+    kind, readers = values.get("model_type"), _readers()
     if kind not in readers:
         raise ConfigError(
             f"model_type={kind!r} is no diffusion language model that can be loaded: {suggestion(str(kind), readers)}"
@@ -130,6 +129,20 @@ def read_config(
     if kind == "sdar" and fields.get("block_size") is None:
         raise ConfigError("the config has no block_size; give the one of training (SDAR-Chat 4; -b32 32, -b64 64)")
     return MaskedDiffusionConfig(**fields)
+
+
+def is_dllm(name_or_path: str | os.PathLike) -> bool:
+    """Whether `load_dllm` reads a folder or hub id; False where there is no config."""
+    try:
+        values, _ = PreTrainedConfig.get_config_dict(name_or_path, trust_remote_code=False)
+    except OSError:
+        return False
+    return values.get("model_type") in _readers()
+
+
+def _readers() -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """By `model_type`, what translates a config."""
+    return {"llada": _read_llada, "Dream": _read_dream, "sdar": _read_sdar, "masked_diffusion": dict}
 
 
 def _refuse(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:

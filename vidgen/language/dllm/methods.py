@@ -1,15 +1,24 @@
-"""Training of masked diffusion language models: the plain loss, and with the residual context of a reference model."""
+"""Training of masked diffusion language models: the plain loss, with the residual context of a reference model, and
+without regard to how many masks follow the text."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from vidgen.language.dllm.generation import check_same_vocabulary
-from vidgen.language.dllm.losses import draw_masks, mdlm_loss
+from vidgen.language.dllm.losses import (
+    MaskAgnosticConfig,
+    draw_extra_masks,
+    draw_masks,
+    mask_agnostic_loss,
+    mdlm_loss,
+)
 from vidgen.language.dllm.modeling import MaskedDiffusionLM, noisy_clean_visibility
 from vidgen.language.dllm.rcd import ResidualContextConfig
 from vidgen.runtime.errors import TrainingError
@@ -42,13 +51,19 @@ class MaskedDiffusionMethod(TrainingMethod):
         loss = mdlm_loss(logits, batch["input_ids"], hidden, p, lengths)
         return StepOutput({"model": loss}, {"accuracy": _accuracy(logits, batch["input_ids"], hidden)})
 
+    @staticmethod
+    def trainable(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens that may be hidden and tokens that exist, both bool `(batch, length)`."""
+        everything = torch.ones_like(batch["input_ids"])
+        exists = batch.get("attention_mask", everything).bool()
+        return exists & batch.get("loss_mask", everything).bool(), exists
+
     def corrupt(
         self, batch: dict[str, Any], generator: torch.Generator
     ) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor]:
         """Arguments of a forward; hidden tokens `(batch, length)`, their probability and their largest number."""
         tokens = batch["input_ids"]
-        exists = batch.get("attention_mask", torch.ones_like(tokens)).bool()
-        trainable = exists & batch.get("loss_mask", torch.ones_like(tokens)).bool()
+        trainable, exists = self.trainable(batch)
         hidden, p = draw_masks(trainable, generator)
         noisy = tokens.masked_fill(hidden, self.model.config.mask_token_id)
         length, block = tokens.shape[1], self.model.config.block_size
@@ -113,6 +128,93 @@ class ResidualContextMethod(MaskedDiffusionMethod):
             "reference_accuracy": _accuracy(residual_logits, tokens, hidden),
         }
         return StepOutput({"model": loss}, metrics)
+
+
+class MaskAgnosticMethod(MaskedDiffusionMethod):
+    """Predict hidden tokens, and the same whatever number of masks follows the text; see `mask_agnostic_loss`.
+
+    Args:
+        model: a model that sees everything, or `peft` around one: then the adapters are what is saved.
+        config: see `MaskAgnosticConfig`.
+        tokenizer: see `MaskedDiffusionMethod`.
+    """
+
+    def __init__(self, model: MaskedDiffusionLM, config: MaskAgnosticConfig, tokenizer: Any = None) -> None:
+        super().__init__(model, tokenizer)
+        if model.config.block_size is not None:
+            raise TrainingError(
+                f"the model has block_size={model.config.block_size}: it doesn't see the masks of later blocks, so "
+                "there is nothing to train; give a model that sees everything"
+            )
+        self.config, self.guard = config, CollapseGuard()
+
+    def training_step(self, batch: dict[str, Any], step: int, generator: torch.Generator) -> StepOutput:
+        tokens = batch["input_ids"]
+        trainable, exists = self.trainable(batch)
+        hidden, p = draw_masks(trainable, generator, self.config.p_min)
+        extra = draw_extra_masks(len(tokens), self.config.max_extra_masks, generator)
+        result = mask_agnostic_loss(self.model, tokens, hidden, p, extra, self.config, exists)
+        labels = tokens[hidden]
+        # Without its weights, which make single texts count a hundredfold, the cross-entropy shows a collapse early.
+        nats = F.cross_entropy(result.logits[0].float(), labels, reduction="sum") / max(1, len(labels))
+        self.guard.observe(step, float(nats), float(result.distance))
+        right = (result.logits[0].argmax(-1) == labels).sum() / max(1, len(labels))
+        metrics = {"ce": result.ce, "tv": result.tv, "nats": nats, "distance": result.distance, "accuracy": right}
+        return StepOutput({"model": result.loss}, metrics)
+
+    def extra_state(self) -> dict[str, Any]:
+        return self.guard.state()
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        self.guard = CollapseGuard(**state)
+
+
+@dataclass
+class CollapseGuard:
+    """Stops a run whose predictions agree because they no longer say anything: beta is too large.
+
+    Attributes:
+        start: mean cross-entropy of the first `FIRST` steps, in nats per hidden token.
+        recent: moving average since.
+        seen: steps.
+        above: steps in a row at which `recent` was more than `RISE` times the start.
+    """
+
+    start: float = 0.0
+    recent: float = 0.0
+    seen: int = 0
+    above: int = 0
+
+    FIRST = 20
+    PATIENCE = 100
+    RISE = 1.2
+
+    def observe(self, step: int, loss: float, distance: float) -> None:
+        """Takes the loss of a micro-batch; all processes see its mean, so that they stop together.
+
+        Raises:
+            TrainingError: the loss has been high for too long.
+        """
+        if torch.distributed.is_initialized():
+            gathered: list[Any] = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(gathered, loss)
+            loss = sum(gathered) / len(gathered)
+        self.seen += 1
+        if self.seen <= self.FIRST:
+            self.start += (loss - self.start) / self.seen
+            self.recent = self.start
+            return
+        self.recent += 0.05 * (loss - self.recent)
+        self.above = self.above + 1 if self.recent > self.RISE * self.start else 0
+        if self.above >= self.PATIENCE:
+            raise TrainingError(
+                f"step {step}: the cross-entropy is {self.recent:.3g} nats per hidden token, at the start it was "
+                f"{self.start:.3g}; it has been {self.RISE:g} times that for {self.PATIENCE} steps, while the total "
+                f"variation is {distance:.2g}: predictions become constant. Use a smaller beta or learning rate."
+            )
+
+    def state(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
 
 
 def _accuracy(logits: torch.Tensor, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
