@@ -65,7 +65,7 @@ class TGRConfig:
         lambda_diverse: weight of the closeness to other anchors.
         value: `"logprob"`, `"entropy"` (negative) of the look-ahead, both by the model without perturbation, or a
             function `LookAhead -> (rows, candidates)`, larger is better.
-        entropy_floor: nats per token; look-aheads of less lose the difference, because a model is surest of itself
+        entropy_floor: nats per token; look-aheads of less come after all others, because a model is surest of itself
             when it repeats itself.
         space: `"latent"`, or `"token"`, whose candidates are independent draws without perturbation.
         tangent: `"local"`, the directions in which the newest states differ, or `"random"` ones.
@@ -115,7 +115,11 @@ class TGRConfig:
             raise ConfigError(f"anchor_layer={self.anchor_layer}; it must be above 0 and at most 1")
         if self.carry_over is not None:
             check_whole(0, carry_over=self.carry_over)
-        choices = {"space": ("latent", "token"), "tangent": ("local", "random"), "bank_mode": ("lockstep", "sequential")}
+        choices = {
+            "space": ("latent", "token"),
+            "tangent": ("local", "random"),
+            "bank_mode": ("lockstep", "sequential"),
+        }
         if not callable(self.value):
             choices["value"] = ("logprob", "entropy")
         for name, allowed in choices.items():
@@ -333,9 +337,7 @@ def crowding(ends: torch.Tensor, bank: torch.Tensor, weights: torch.Tensor) -> t
     return torch.where(total > 0, logarithms, torch.zeros_like(ends[..., 0]))
 
 
-def combined(
-    value: torch.Tensor, smooth: torch.Tensor, diverse: torch.Tensor, config: TGRConfig
-) -> torch.Tensor:
+def combined(value: torch.Tensor, smooth: torch.Tensor, diverse: torch.Tensor, config: TGRConfig) -> torch.Tensor:
     """Scores `(rows, candidates)`: each part is standardized over the candidates, and 0 where they agree."""
     return _standard(value) - config.lambda_smooth * _standard(smooth) - config.lambda_diverse * _standard(diverse)
 
@@ -494,7 +496,9 @@ class _Search:
                 visible = ids
             else:
                 cache = self._new_cache()
-                visible = torch.cat([ids[:, :prompt_length], ids[:, max(prompt_length, columns - config.carried) :]], 1)
+                visible = torch.cat(
+                    [ids[:, :prompt_length], ids[:, max(prompt_length, columns - config.carried) :]], 1
+                )
             visible_mask = None if mask is None else F.pad(mask, (0, visible.shape[1] - prompt_length), value=1)
             logits = self._forward(visible[:, cache.get_seq_length() :], cache, visible_mask, 1)[:, -1]
             if chunk == 0:
@@ -518,7 +522,9 @@ class _Search:
                 found, wide, wide_logits, ended = self._look_ahead(
                     rows, chunk, ids, cache, visible_mask, directions, generators
                 )
-                chosen = self._choose(rows, chunk, found, wide_logits, history, valid, mean, anchor, before, candidates)
+                chosen = self._choose(
+                    rows, chunk, found, wide_logits, history, valid, mean, anchor, before, candidates
+                )
                 picked = torch.arange(len(rows), device=device) * config.num_candidates + chosen
                 cache.batch_select_indices(picked)
                 ids, logits, finished = wide[picked], wide_logits[picked, -1], ended[picked]
@@ -680,7 +686,7 @@ class _Search:
                 torch.Generator(ids.device).manual_seed(generator_for(config.seed + row, 2, chunk).initial_seed())
                 for row in rows.tolist()
             ]
-        cache.crop(-1)  # the last token of the context is read by each candidate
+        _take_back(cache, 1)  # the last token of the context is read by each candidate
         cache.batch_repeat_interleave(count)
         known = cache.get_seq_length()
         wide = ids.repeat_interleave(count, 0)
@@ -702,7 +708,7 @@ class _Search:
             if bool(ended.all()):
                 break
         made = len(valid)
-        cache.crop(known - cache.get_seq_length())
+        _take_back(cache, cache.get_seq_length() - known)
         seen = None if wide_mask is None else F.pad(wide_mask, (0, made), value=1)
         logits = self._forward(wide[:, columns - 1 :], cache, seen, 0)
         shape = (len(ids), count, made)
@@ -750,7 +756,9 @@ class _Search:
             where = prompt[at]
             own = [(kept[where, turn], there[where, turn]) for kept, there in self.bank[:chunk]]
             bank = torch.cat([anchors[where], *(kept[:, None] for kept, _ in own)], 1)
-            weights = torch.cat([present[where].float(), *(OWN_WEIGHT * there[:, None].float() for _, there in own)], 1)
+            weights = torch.cat(
+                [present[where].float(), *(OWN_WEIGHT * there[:, None].float() for _, there in own)], 1
+            )
             diverse[at] = crowding(ends[at], bank, weights.to(bank))
             chosen[at] = combined(value[at], smooth[at], diverse[at], config).argmax(-1)
             anchors[where, turn], present[where, turn] = ends[at, chosen[at]], True
@@ -771,6 +779,13 @@ class _Search:
     def _stream(self, tokens: torch.Tensor) -> None:
         if self.streamer is not None and len(tokens):
             self.streamer.put(tokens[None].cpu())
+
+
+def _take_back(cache: DynamicCache, count: int) -> None:
+    if cache.get_seq_length() == count:
+        cache.reset()  # a layer of no positions can't grow to another number of rows
+    else:
+        cache.crop(-count)
 
 
 def look_ahead_value(config: TGRConfig, found: LookAhead, logits: torch.Tensor) -> torch.Tensor:
@@ -798,7 +813,10 @@ def look_ahead_value(config: TGRConfig, found: LookAhead, logits: torch.Tensor) 
         value = value.float()
     else:
         value = -entropy if config.value == "entropy" else found.logprobs.sum(-1) / length
-    return value - (config.entropy_floor - entropy).clamp(min=0) if config.entropy_floor > 0 else value
+    if config.entropy_floor > 0:
+        below = value.amin(-1, keepdim=True) - (config.entropy_floor - entropy)
+        value = torch.where(entropy < config.entropy_floor, below, value)
+    return value
 
 
 def _repeat_rate(sequences: dict[int, torch.Tensor], prompt_length: int) -> float:
