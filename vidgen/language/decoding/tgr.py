@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -867,8 +867,8 @@ def _check_request(
     for index, layer in enumerate(DynamicCache(config=model.config).layers):
         if type(layer) is not DynamicLayer:
             raise LanguageModelError(
-                f"layer {index} of the cache is a {type(layer).__name__}, which can't take tokens back; a search needs "
-                "full attention in every layer"
+                f"layer {index} of the cache is a {type(layer).__name__}, which can't take tokens back; a search "
+                "needs full attention in every layer"
             )
     prompt, carried, chunk = input_ids.shape[1], config.carried, config.chunk_length
     if config.kv_reset and carried >= chunk:
