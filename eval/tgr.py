@@ -217,7 +217,7 @@ class Tours:
         return answer
 
     def batch(self, step: int, rank: int, world_size: int, batch_size: int) -> dict[str, torch.Tensor]:
-        """Prompts and walks `(batch, length)`, half of the walks cut where a chunk may begin; what is to be learned."""
+        """Prompts and walks `(batch, length)`, half of these cut where a chunk may begin; what is to be learned."""
         generator = generator_for(self.seed, 1, step, rank)
         prompts = self.prompts(batch_size, generator)
         answers = self.walks(prompts, generator)
@@ -253,7 +253,7 @@ class Tours:
         return count
 
     def fresh_nodes(self, found: LookAhead) -> torch.Tensor:
-        """Share of look-ahead tokens that don't repeat one since the last mark: a walker's own sense of going round."""
+        """Share of look-ahead tokens that don't repeat one since the last mark: a sense of going round."""
         count, ahead = found.tokens.shape[1:]
         tokens = torch.cat([found.context[:, None].expand(-1, count, -1), found.tokens], -1)
         legs = ((tokens >= 2) & (tokens < self.first_node)).cumsum(-1)
@@ -657,8 +657,8 @@ def make_table(results: Mapping[str, Any]) -> str:
         return "; ".join("{mean:+.1f} [{low:+.1f}, {high:+.1f}]".format(**read(run)) for run in runs)
 
     lines = [
-        f"{sizes['problems']} problems, {sizes['samples']} samples; seeds {', '.join(results['seeds'])}: mean (range), "
-        "or each seed with its 95 % interval over problems. Areas in percent, k up to half of the samples "
+        f"{sizes['problems']} problems, {sizes['samples']} samples; seeds {', '.join(results['seeds'])}: mean "
+        "(range), or each seed with its 95 % interval over problems. Areas in percent, k up to half of the samples "
         "(power: of a quarter of them). Samples of rows with look-ahead and diversity depend on each other.",
         "",
         "| method | pass@1 | area | first-k area | overhead, tokens | CPU, x plain | cached | chose another |",

@@ -12,20 +12,16 @@ from torch import nn
 from transformers import LogitsProcessorList, PrefixConstrainedLogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer
 
-from vidgen.language.decoding.tgr import (
-    LookAhead,
+from vidgen.language.decoding.geometry import (
     ResidualTap,
-    TGRConfig,
     anchor_of,
-    combined,
     crowding,
-    look_ahead_value,
     perturbed,
     random_basis,
     tangent_basis,
-    tgr_generate,
     turning,
 )
+from vidgen.language.decoding.tgr import LookAhead, TGRConfig, combined, look_ahead_value, tgr_generate
 from vidgen.language.models import LanguageModelError, decoder_layers
 from vidgen.runtime.errors import ConfigError, VidgenError
 
