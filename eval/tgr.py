@@ -421,7 +421,7 @@ class Bench(WorkFolder):
 
     def plain(self) -> dict[str, Any]:
         """Changes that make a search plain sampling, token for token."""
-        return {"num_candidates": 1, "kv_reset": False, "chunk_length": self.sizes.tokens, "lookahead": 1}
+        return {"num_candidates": 1, "kv_reset": False}
 
     def reached(self, problems: torch.Tensor, output: TGROutput, samples: int) -> np.ndarray:
         """Waypoints `(problems, samples)` that were reached."""

@@ -393,7 +393,7 @@ def test_sizes_that_do_not_fit_are_refused_with_the_three_numbers(model, prompt)
     # Whatever the length, a window is enough for one chunk.
     assert search(model, prompt, {"num_candidates": 1}, tokens=250).sequences.shape[1] == 274
     for wrong in (
-        {"lookahead": 9}, {"num_candidates": 0}, {"sigma": -1.0}, {"sigma": float("nan")}, {"space": "tokens"},
+        {"lookahead": 8}, {"num_candidates": 0}, {"sigma": -1.0}, {"sigma": float("nan")}, {"space": "tokens"},
         {"tangent": "none"}, {"bank_mode": "both"}, {"value": "reward"}, {"anchor_layer": 0.0}, {"carry_over": -1},
         {"seed": -1}, {"entropy_floor": -1.0},
     ):  # fmt: skip

@@ -105,7 +105,9 @@ class TGRConfig:
     def __post_init__(self) -> None:
         check_finite_fields(self)
         check_whole(1, chunk_length=self.chunk_length, num_candidates=self.num_candidates)
-        check_whole(1, self.chunk_length, lookahead=self.lookahead)
+        check_whole(1, lookahead=self.lookahead)
+        if self.num_candidates > 1 and self.lookahead >= self.chunk_length:
+            raise ConfigError(f"lookahead={self.lookahead}; it must be shorter than chunk_length={self.chunk_length}")
         check_whole(1, anchor_window=self.anchor_window, tangent_rank=self.tangent_rank)
         check_whole(0, inject_tokens=self.inject_tokens, seed=self.seed)
         check_not_negative(
@@ -331,6 +333,7 @@ class _Search:
         ids = self.prompts[rows]
         mask = None if self.mask is None else self.mask[rows]
         generators = [torch.Generator(device).manual_seed(config.seed + row) for row in rows.tolist()]
+        searching, newest = config.num_candidates > 1, max(BASIS_STATES, config.anchor_window)
         cache, before, chunk = self._new_cache(), None, 0
         while True:
             # The context, in a fresh cache or on top of what is cached
@@ -345,22 +348,19 @@ class _Search:
                 )
             visible_mask = None if mask is None else F.pad(mask, (0, visible.shape[1] - prompt_length), value=1)
             logits = self._forward(visible[:, cache.get_seq_length() :], cache, visible_mask, 1)[:, -1]
-            if chunk == 0:
-                history = self.tap.states
-                valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-                mean = (history * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
-            else:
-                history = torch.cat([history, self.tap.states[:, -1:]], 1)
-                valid = F.pad(valid, (0, 1), value=True)
-            kept = max(BASIS_STATES, config.anchor_window)
-            history, valid = history[:, -kept:], valid[:, -kept:]
-            anchor = anchor_of(history, valid, mean, config.anchor_window)
-
             # Look-ahead
             finished = torch.zeros(len(rows), dtype=torch.bool, device=device)
             lengths = torch.full((len(rows),), columns, device=device)
             direction = None
-            if config.num_candidates > 1:
+            if searching:
+                if chunk == 0:
+                    history = self.tap.states
+                    valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+                    mean = (history * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
+                else:
+                    history = torch.cat([history, self.tap.states[:, -1:]], 1)[:, -newest:]
+                    valid = F.pad(valid, (0, 1), value=True)[:, -newest:]
+                anchor = anchor_of(history, valid, mean, config.anchor_window)
                 candidates = self._candidates(rows, chunk, history, valid, mean, anchor)
                 directions = candidates - anchor[:, None]
                 found, wide, wide_logits, ended = self._look_ahead(
@@ -369,16 +369,16 @@ class _Search:
                 chosen = self._choose(
                     rows, chunk, found, wide_logits, history, valid, mean, anchor, before, candidates
                 )
-                picked = torch.arange(len(rows), device=device) * config.num_candidates + chosen
+                every = torch.arange(len(rows), device=device)
+                picked = every * config.num_candidates + chosen
                 cache.batch_select_indices(picked)
                 ids, logits, finished = wide[picked], wide_logits[picked, -1], ended[picked]
-                every = torch.arange(len(rows), device=device)
                 lengths = columns + found.valid[every, chosen].sum(-1)
-                history = torch.cat([history, found.hidden[every, chosen]], 1)
+                states = [history, found.hidden[every, chosen]]
                 valid = torch.cat([valid, found.valid[every, chosen]], 1)
                 direction = directions[every, chosen] if config.space == "latent" else None
+                before = anchor
                 self._stream(ids[0, columns : int(lengths[0])])
-            before = anchor
 
             # The rest of the chunk
             step = ids.shape[1] - columns
@@ -398,9 +398,12 @@ class _Search:
                     seen = None if visible_mask is None else F.pad(mask, (0, known + 1 - prompt_length), value=1)
                     logits = self._forward(tokens[:, None], cache, seen, 1)[:, -1]
                     self.tap.add(None)
-                    history, valid = torch.cat([history, self.tap.states], 1), F.pad(valid, (0, 1), value=True)
-            if config.num_candidates > 1:
+                    if searching:
+                        states.append(self.tap.states)
+            if searching:
                 self.records[-1].positions = self.stats.read_positions - read_before
+                history = torch.cat(states, 1)
+                valid = F.pad(valid, (0, history.shape[1] - valid.shape[1]), value=True)
 
             # Rows that have ended make room
             for index in finished.nonzero()[:, 0].tolist():
@@ -410,8 +413,9 @@ class _Search:
                 return
             if bool(finished.any()):
                 going = (~finished).nonzero()[:, 0]
-                rows, ids, history, valid = rows[going], ids[going], history[going], valid[going]
-                mean, before = mean[going], before[going]
+                rows, ids = rows[going], ids[going]
+                if searching:
+                    history, valid, mean, before = (part[going] for part in (history, valid, mean, before))
                 mask = None if mask is None else mask[going]
                 generators = [generators[index] for index in going.tolist()]
                 cache.batch_select_indices(going)
