@@ -157,6 +157,6 @@ class ResidualTap:
         self.states = hidden.float()
         if self._direction is None:
             return output
-        step = self._strength * self.states.norm(dim=-1, keepdim=True) * self._direction[:, None]
+        step = self._strength * self.states.norm(dim=-1, keepdim=True) * self._direction[:, None].to(self.states)
         moved = (self.states + step).to(hidden.dtype)
         return (moved, *output[1:]) if isinstance(output, tuple) else moved

@@ -354,11 +354,11 @@ class _Search:
             direction = None
             if searching:
                 if chunk == 0:
-                    history = self.tap.states
+                    history = self._states()
                     valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
                     mean = (history * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
                 else:
-                    history = torch.cat([history, self.tap.states[:, -1:]], 1)[:, -newest:]
+                    history = torch.cat([history, self._states()[:, -1:]], 1)[:, -newest:]
                     valid = F.pad(valid, (0, 1), value=True)[:, -newest:]
                 anchor = anchor_of(history, valid, mean, config.anchor_window)
                 candidates = self._candidates(rows, chunk, history, valid, mean, anchor)
@@ -399,7 +399,7 @@ class _Search:
                     logits = self._forward(tokens[:, None], cache, seen, 1)[:, -1]
                     self.tap.add(None)
                     if searching:
-                        states.append(self.tap.states)
+                        states.append(self._states())
             if searching:
                 self.records[-1].positions = self.stats.read_positions - read_before
                 history = torch.cat(states, 1)
@@ -454,6 +454,10 @@ class _Search:
         self.stats.peak_kv_tokens = max(self.stats.peak_kv_tokens, held)
         self.stats.peak_kv_cells = max(self.stats.peak_kv_cells, held * len(tokens))
         return logits
+
+    def _states(self) -> torch.Tensor:
+        """Of the last forward pass, `(rows, positions, width)`; a model spread over devices has them elsewhere."""
+        return self.tap.states.to(self.prompts.device)
 
     def _draw(
         self,
@@ -530,10 +534,7 @@ class _Search:
         latent = config.space == "latent"
         others = None
         if not latent:
-            others = [
-                torch.Generator(ids.device).manual_seed(generator_for(config.seed + row, 2, chunk).initial_seed())
-                for row in rows.tolist()
-            ]
+            others = [generator_for(config.seed + row, 2, chunk, device=ids.device) for row in rows.tolist()]
         _take_back(cache, 1)  # the last token of the context is read by each candidate
         cache.batch_repeat_interleave(count)
         known = cache.get_seq_length()
@@ -567,7 +568,7 @@ class _Search:
             tokens=tokens.view(shape),
             valid=valid.view(shape),
             logprobs=logprobs.masked_fill(~valid, 0).view(shape),
-            hidden=self.tap.states[:, 1:].unflatten(0, shape[:2]),
+            hidden=self._states()[:, 1:].unflatten(0, shape[:2]),
         )
         return found, wide, logits, ended
 
