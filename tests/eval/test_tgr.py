@@ -6,6 +6,7 @@ import copy
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,15 +207,16 @@ def test_bars_pass_and_each_fails_where_it_should(benchmark, results):
 
 def test_the_value_check_by_hand(benchmark, folder):
     bench = benchmark.Bench(benchmark.parse_sizes(benchmark.Sizes, TOY), 0, folder / "work")
-    problems = bench.tours.problems(2, 1)
     model = bench.model()
-    output = bench.sample(model, problems, 4, 1.0, 1, **bench.plain())
+    answers = torch.randint(2, bench.tours.vocab_size, (8, 2), generator=torch.Generator().manual_seed(0))
+    ids = torch.cat([bench.tours.problems(2, 1).repeat_interleave(4, 0), answers], 1)
+    output = SimpleNamespace(sequences=ids)
     assert bench.value_auroc(model, output, np.zeros((2, 4), dtype=bool)) is None
     with torch.no_grad():
-        logprobs = model(output.sequences[:, :-1]).logits.log_softmax(-1).gather(-1, output.sequences[:, 1:, None])
-    first = logprobs[:, 2:4, 0].mean(1).view(2, 4)
-    # Success that the first look-ahead orders perfectly; later chunks may say anything.
-    solved = (first >= first.sort(1).values[:, 2:3]).numpy()
-    short = copy.copy(output)
-    short.sequences = output.sequences[:, :5]
-    assert bench.value_auroc(model, short, solved) == 1.0
+        logprobs = model(ids[:, :-1]).logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    value = logprobs[:, 2:].mean(1).view(2, 4)
+    best = (value >= value.sort(1).values[:, 2:3]).numpy()
+    assert bench.value_auroc(model, output, best) == 1.0 and bench.value_auroc(model, output, ~best) == 0.0
+    # What has ended before a chunk begins says nothing of it.
+    ids[best.reshape(-1), 3:] = benchmark.PAD
+    assert bench.value_auroc(model, output, best) is None
