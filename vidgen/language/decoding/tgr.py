@@ -746,10 +746,5 @@ def _check_request(
         )
     if streamer is not None and input_ids.shape[0] > 1:
         raise ConfigError(f"a streamer shows one row, and the batch has {input_ids.shape[0]}")
-    if not generation.do_sample:
-        if config.space == "token" and config.num_candidates > 1:
-            raise ConfigError("space='token' draws its candidates: set do_sample=True")
-        if generation.num_return_sequences > 1:
-            warnings.warn(
-                f"{generation.num_return_sequences} samples without do_sample differ by the search alone", stacklevel=4
-            )
+    if not generation.do_sample and config.space == "token" and config.num_candidates > 1:
+        raise ConfigError("space='token' draws its candidates: set do_sample=True")
