@@ -1,4 +1,4 @@
-"""Faster decoding with the target's own output: drafters, the engine that verifies them, and what it all cost."""
+"""Decoding: drafters and the engine that verifies them, which keep the target's output; a search that betters it."""
 
 from .base import DRAFTERS, Draft, Drafter, SpeculativeConfig, make_drafter, register_drafter
 from .baselines import (
@@ -10,14 +10,18 @@ from .baselines import (
     StaticSkipDrafter,
 )
 from .clasp import CLaSpDrafter
+from .coverage import bootstrap_ci, coverage_auc, first_k_curves, pass_at_k, pass_at_k_curves
 from .engine import generate, speculative_generate
 from .knapspec import KnapSpecConfig, KnapSpecDrafter
 from .latency import LatencyProfile
 from .stats import SpecStats
+from .tgr import LookAhead, TGRConfig, TGROutput, TGRStats, tgr_generate
 
 __all__ = [
     "DRAFTERS", "Draft", "Drafter", "SpeculativeConfig", "make_drafter", "register_drafter",
     "AssistedDrafter", "EarlyExitDrafter", "PlainDrafter", "PromptLookupDrafter", "SkipDrafter", "StaticSkipDrafter",
     "CLaSpDrafter", "KnapSpecConfig", "KnapSpecDrafter", "LatencyProfile",
     "generate", "speculative_generate", "SpecStats",
+    "LookAhead", "TGRConfig", "TGROutput", "TGRStats", "tgr_generate",
+    "bootstrap_ci", "coverage_auc", "first_k_curves", "pass_at_k", "pass_at_k_curves",
 ]  # fmt: skip
