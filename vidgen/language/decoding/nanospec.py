@@ -3,10 +3,10 @@
 "NanoSpec: Accelerating Speculative Decoding using Minimalist In-Context Vocabularies" (arXiv 2605.26444). With a large
 vocabulary the head costs more than all else in a small draft. Here a draft's head has rows only of an active set:
 the tokens of the context, and what the target lately held for most probable. The target verifies with its whole
-vocabulary, so its output stays its own; with sampling too, since a draft's distribution is simply zero outside the set.
+vocabulary, so its output stays its own; with sampling too, as a draft's distribution is simply zero outside the set.
 
-Beside it stands the fixed set of the most frequent tokens of some text, "FR-Spec: Accelerating Large-Vocabulary Language
-Models via Frequency-Ranked Speculative Sampling" (arXiv 2502.14856).
+Beside it stands the fixed set of the most frequent tokens of some text, "FR-Spec: Accelerating Large-Vocabulary
+Language Models via Frequency-Ranked Speculative Sampling" (arXiv 2502.14856).
 
 Both are plug-ins of drafters that use a whole head: early exit, static skip, CLaSp, KnapSpec and a smaller model. It
 pays where the head is a large part of a draft; `vidgen lm head-profile` shows how large. The rows of a batch share
@@ -277,7 +277,7 @@ class GatheredLMHead:
             self.lm_head.forward = self._own_forward
 
     def read_waits(self) -> None:
-        """Adds to the statistics how long the device has waited for rows. Call it when the work is known to be done."""
+        """Adds to the statistics how long the device has waited for rows, once that work is known to be done."""
         for before, after in self._waits:
             self.stats.wait_seconds += before.elapsed_time(after) / 1000
         self._waits.clear()
@@ -316,7 +316,7 @@ class GatheredLMHead:
 
 
 def top_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """The largest logits' tokens `(positions, count)`, as `topk` gives them, in one pass over `(positions, vocabulary)`.
+    """Tokens `(positions, count)` of the largest logits `(positions, vocabulary)`, as `topk` gives them.
 
     Maxima of chunks are taken first: the largest few logits are in the chunks with the largest few maxima.
     """
@@ -466,7 +466,9 @@ class NanoSpecDrafter(NarrowDrafter):
             arrived.append(self._probable_in_prompt(state, self._seen.pop()))
         # The last to arrive is what is drafted from.
         arrived.append(state.ids[:, -1])
-        self.head.gather(self.active.reset(state.stop_tokens))
+        # So that a draft can end; a stop token that the head doesn't know can't come.
+        stops = [token for token in sorted(state.stop_tokens) if 0 <= token < self.active.vocab_size]
+        self.head.gather(self.active.reset(stops))
         self.head.add(_joined(arrived))
         self.head.stats.update_seconds += time.perf_counter() - began
 
@@ -518,7 +520,7 @@ def with_static_vocabulary(drafter: Drafter, vocabulary: StaticVocabulary) -> Na
 def _nanospec_by_name(drafter: Drafter, argument: str | None) -> NanoSpecDrafter:
     if argument is None:
         return with_nanospec(drafter)
-    return with_nanospec(drafter, NanoSpecConfig(capacity=_size("nanospec", argument)))
+    return with_nanospec(drafter, NanoSpecConfig(capacity=parse_size("nanospec", argument)))
 
 
 @register_plugin("static_vocab")
@@ -526,14 +528,17 @@ def _static_by_name(drafter: Drafter, argument: str | None) -> NarrowDrafter:
     size, _, path = (argument or "").partition(":")
     if not path:
         raise ConfigError(
-            "static_vocab takes the most frequent tokens of some text: static_vocab:3072:FILE, a safetensors file with "
-            "'counts' (vocabulary,)"
+            "static_vocab takes the most frequent tokens of some text: static_vocab:3072:FILE, a safetensors file "
+            "with 'counts' (vocabulary,)"
         )
     device = drafter.model.get_output_embeddings().weight.device
-    return with_static_vocabulary(drafter, StaticVocabulary.from_counts(path, _size("static_vocab", size), device))
+    return with_static_vocabulary(
+        drafter, StaticVocabulary.from_counts(path, parse_size("static_vocab", size), device)
+    )
 
 
-def _size(name: str, text: str) -> int:
+def parse_size(name: str, text: str) -> int:
+    """The number of tokens behind a plug-in's name."""
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(f"{name}:{text}: give a number of tokens, such as {name}:3072")
     return int(text)
