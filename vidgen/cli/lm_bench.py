@@ -18,7 +18,10 @@ def bench(
     ] = "builtin",
     methods: Annotated[
         str,
-        typer.Option(help="With commas; early_exit:4, static_skip:6, clasp:4 take layers, assisted:FOLDER a model."),
+        typer.Option(
+            help="With commas; early_exit:4, static_skip:6, clasp:4 take layers, assisted:FOLDER a model. +nanospec "
+            "or +static_vocab:3072 behind one of these narrows its head."
+        ),
     ] = "ar,prompt_lookup,early_exit,static_skip,clasp,knapspec",
     context: Annotated[str, typer.Option(help="Tokens of the prompts; lengths with commas.")] = "256",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,

@@ -8,10 +8,12 @@ from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteria
 from transformers.generation import TopPLogitsWarper
 
 from vidgen.language.decoding import (
+    ActiveVocabulary,
     AssistedDrafter,
     Draft,
     Drafter,
     EarlyExitDrafter,
+    GatheredLMHead,
     PlainDrafter,
     PromptLookupDrafter,
     SkipDrafter,
@@ -237,6 +239,24 @@ def test_certain_drafts_leave_the_targets_distribution_too():
     draft = Draft(torch.full((DRAWS, 1), 1), [1] * DRAWS)
     chosen = choose_tokens(state, P.log().expand(DRAWS, 2, -1), draft)
     assert total_variation([tokens[0] for tokens in chosen], P) < 0.01
+
+
+@pytest.mark.parametrize("processors", [(), (TemperatureLogitsWarper(0.7),)], ids=["plain", "temperature"])
+def test_a_head_without_the_most_likely_token_leaves_the_targets_distribution_too(processors):
+    head = torch.nn.Linear(1, 8, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(Q.log()[:, None])
+    narrow = GatheredLMHead(head, ActiveVocabulary(8, 4))
+    narrow.add(torch.tensor([6, 4, 0, 2]))
+    assert not narrow.active.contains(P.argmax())
+    state = many_states(processors)
+    # What the model computes at each step: the head, on the same hidden states for all.
+    draft = draw_draft(state, lambda last, depth: head(torch.ones(DRAWS, 1)), 2, None, narrow)
+    assert set(draft.tokens.unique().tolist()) == set(narrow.active.ids.tolist())
+    chosen = choose_tokens(state, P.log().expand(DRAWS, 3, -1), draft)
+    expected = warped(P, processors).softmax(-1)
+    assert total_variation([tokens[0] for tokens in chosen], expected) < 0.01
+    assert total_variation([tokens[1] for tokens in chosen if len(tokens) > 1], expected) < 0.02
 
 
 def test_processors_apply_to_every_position_of_a_draft():

@@ -18,8 +18,13 @@ from vidgen.runtime.errors import ConfigError, suggestion
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList, PreTrainedModel
 
+    from vidgen.language.decoding.nanospec import GatheredLMHead
+
 DRAFTERS: dict[str, type[Drafter]] = {}
+# What can be added to a drafter by name, as in `early_exit:1+nanospec`.
+PLUGINS: dict[str, Callable[[Drafter, str | None], Drafter]] = {}
 _DrafterType = TypeVar("_DrafterType", bound="type[Drafter]")
+_PluginType = TypeVar("_PluginType", bound="Callable[[Drafter, str | None], Drafter]")
 
 
 @dataclass
@@ -149,9 +154,16 @@ class Drafter:
     """
 
     name: ClassVar[str] = "custom"
+    # A narrow head that drafts use instead of the model's; see `vidgen.language.decoding.nanospec`.
+    head: GatheredLMHead | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+
+    @property
+    def drafting_model(self) -> PreTrainedModel | None:
+        """The model whose LM head chooses the drafts; None where no head does."""
+        return None
 
     @classmethod
     def from_argument(cls, model: PreTrainedModel, argument: str | None) -> Drafter:
@@ -193,16 +205,48 @@ def register_drafter(name: str) -> Callable[[_DrafterType], _DrafterType]:
     return register
 
 
-def make_drafter(method: str, model: PreTrainedModel) -> Drafter:
-    """A drafter by name, such as `prompt_lookup`, `early_exit:8` or `assisted:FOLDER`.
+def register_plugin(name: str) -> Callable[[_PluginType], _PluginType]:
+    """Makes what changes a drafter known by a name."""
+
+    def register(plugin: _PluginType) -> _PluginType:
+        PLUGINS[name] = plugin
+        return plugin
+
+    return register
+
+
+def split_method(method: str) -> tuple[str, str | None]:
+    """A drafter's name and its plug-in's, each with its argument: `early_exit:1` and `nanospec`.
 
     Raises:
-        ConfigError: the name is unknown or its argument wrong.
+        ConfigError: the drafter or the plug-in is unknown.
     """
-    name, _, argument = method.partition(":")
+    drafter, plugin = method, None
+    before, plus, after = method.rpartition("+")
+    # A folder's name may have a plus in it.
+    if plus and (after.partition(":")[0] in PLUGINS or ":" not in before):
+        drafter, plugin = before, after
+        if plugin.partition(":")[0] not in PLUGINS:
+            raise ConfigError(f"unknown plug-in {plugin!r} of {drafter}: {suggestion(plugin, PLUGINS)}")
+    name = drafter.partition(":")[0]
     if name not in DRAFTERS:
         raise ConfigError(f"unknown drafter {name!r}: {suggestion(name, DRAFTERS)}")
-    return DRAFTERS[name].from_argument(model, argument or None)
+    return drafter, plugin
+
+
+def make_drafter(method: str, model: PreTrainedModel) -> Drafter:
+    """A drafter by name, such as `prompt_lookup`, `early_exit:8`, `assisted:FOLDER` or `early_exit:1+nanospec`.
+
+    Raises:
+        ConfigError: a name is unknown or its argument wrong.
+    """
+    method, plugin = split_method(method)
+    name, _, argument = method.partition(":")
+    drafter = DRAFTERS[name].from_argument(model, argument or None)
+    if plugin is None:
+        return drafter
+    name, _, argument = plugin.partition(":")
+    return PLUGINS[name](drafter, argument or None)
 
 
 @dataclass(frozen=True)
@@ -258,6 +302,7 @@ def draw_draft(
     step: Callable[[torch.Tensor, int], torch.Tensor],
     limit: int,
     threshold: float | None,
+    head: GatheredLMHead | None = None,
 ) -> Draft:
     """Drafts token by token with a model.
 
@@ -269,6 +314,7 @@ def draw_draft(
         step: `(last tokens (batch, 1), tokens drafted so far) -> logits (batch, vocabulary)`.
         limit: longest draft.
         threshold: see `SpeculativeConfig.draft_confidence`.
+        head: stands in for the model's in each step; its logits are `(batch, active tokens)`.
     """
     rows = range(state.batch_size)
     last = state.ids[:, -1:]
@@ -276,9 +322,21 @@ def draw_draft(
     lengths, running = [0] * state.batch_size, [not finished for finished in state.finished]
     distributions = []
     for depth in range(limit):
-        logits = step(last, depth).float()
+        with head or contextlib.nullcontext():
+            logits = step(last, depth).float()
+        # Processors know a token by its number, and what it is drawn from is compared with the target's distribution.
+        whole = head is None or bool(state.processors) or state.do_sample
+        if head is not None and whole:
+            logits = head.spread(logits)
         if state.processors:
             logits = torch.stack([state.process(row, drafted[row], logits[row]) for row in rows])
+        if head is not None and state.processors:
+            # Every active token may be forbidden here; then there is nothing to draft.
+            stuck = logits.isneginf().all(-1)
+            logits = logits.masked_fill(stuck[:, None], 0.0)
+            running = [alive and not ends for alive, ends in zip(running, stuck.tolist(), strict=True)]
+            if not any(running):
+                break
         if state.do_sample:
             probabilities = logits.softmax(-1)
             last = torch.multinomial(probabilities, 1, generator=state.generator)
@@ -286,6 +344,8 @@ def draw_draft(
             confidence = probabilities.amax(-1)
         else:
             highest, last = logits.max(-1, keepdim=True)
+            if not whole:
+                last = head.to_token_ids(last)
             # The largest probability without a whole softmax.
             confidence = None if threshold is None else (highest - logits.logsumexp(-1, keepdim=True)).exp()[:, 0]
         drafted = torch.cat([drafted, last], dim=1)

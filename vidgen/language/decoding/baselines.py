@@ -109,6 +109,10 @@ class AssistedDrafter(Drafter):
             raise ConfigError("assisted needs the smaller model: assisted:FOLDER")
         return cls(model, load_language_model(argument, model.device, model.dtype).model)
 
+    @property
+    def drafting_model(self) -> PreTrainedModel:
+        return self.assistant
+
     def reset(self) -> None:
         from transformers import DynamicCache
 
@@ -122,7 +126,7 @@ class AssistedDrafter(Drafter):
             logits = state.forward(tokens, first, self.assistant, self._cache, logits_to_keep=1)
             return logits[:, -1].to(state.ids.device)
 
-        return draw_draft(state, step, min(limit, self.config.max_draft_tokens), self._stop.threshold)
+        return draw_draft(state, step, min(limit, self.config.max_draft_tokens), self._stop.threshold, self.head)
 
     def update(self, state: DecodingState, outcome: Outcome) -> None:
         # Rows that part company share only what was there before the round; the rest is read again.
@@ -158,6 +162,10 @@ class SkipDrafter(Drafter):
         """Items that drafts do without."""
         return self._skipping.skip
 
+    @property
+    def drafting_model(self) -> PreTrainedModel:
+        return self.model
+
     def get_candidates(self, state: DecodingState, limit: int) -> Draft | None:
         return self.draft(state, min(limit, self.config.max_draft_tokens))
 
@@ -169,7 +177,7 @@ class SkipDrafter(Drafter):
 
         try:
             with self._skipping:
-                return draw_draft(state, step, limit, self._stop.threshold)
+                return draw_draft(state, step, limit, self._stop.threshold, self.head)
         finally:
             state.cache.rollback(state.columns - 1)
 

@@ -6,29 +6,39 @@ transformers, which all others are compared with.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vidgen.language.corpus import TextSource
-from vidgen.language.decoding.base import DRAFTERS, Drafter, make_drafter
+from vidgen.language.decoding.base import PLUGINS, Drafter, make_drafter, split_method
 from vidgen.language.decoding.baselines import SkipDrafter
 from vidgen.language.decoding.engine import generate
 from vidgen.language.decoding.knapspec import KnapSpecDrafter
 from vidgen.language.decoding.latency import LatencyProfile
+from vidgen.language.decoding.nanospec import (
+    NarrowDrafter,
+    StaticVocabulary,
+    parse_size,
+    with_static_vocabulary,
+)
+from vidgen.language.decoding.stats import VocabularyStats
 from vidgen.runtime.checks import check_not_negative, check_whole
-from vidgen.runtime.errors import ConfigError, suggestion
+from vidgen.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from vidgen.language.models import LanguageModel
 
 BUILTIN = "builtin"
 DEFAULT_METHODS = ("ar", "prompt_lookup", "early_exit", "static_skip", "clasp", "knapspec")
+# Text by which the most frequent tokens are found, where no file of counts is given.
+_COUNTED_CHARACTERS = 2_000_000
 # Rounding of one forward pass over several tokens against several over one, in units of the number format.
 _TIE = 32
 
@@ -80,6 +90,25 @@ def prompt_ids(lm: LanguageModel, texts: Sequence[str], context: int) -> list[to
     return ids
 
 
+def count_tokens(lm: LanguageModel, texts: Iterable[str]) -> torch.Tensor:
+    """How often each token stands in some texts, int64 `(vocabulary,)`."""
+    counts = torch.zeros(lm.model.get_output_embeddings().weight.shape[0], dtype=torch.int64)
+    for text in texts:
+        ids = lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        counts += torch.bincount(torch.tensor([*ids, lm.tokenizer.eos_token_id]), minlength=len(counts))
+    return counts
+
+
+def _library_texts() -> Iterator[str]:
+    """Python's standard library, up to a length."""
+    left = _COUNTED_CHARACTERS
+    for text in TextSource().texts("train"):
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return
+
+
 def benchmark(
     lm: LanguageModel,
     texts: Sequence[str],
@@ -91,6 +120,7 @@ def benchmark(
     seed: int = 0,
     profile: LatencyProfile | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    makers: Mapping[str, Callable[[], Drafter]] | None = None,
 ) -> dict[str, Any]:
     """Runs all methods on all prompts.
 
@@ -100,7 +130,8 @@ def benchmark(
     Args:
         lm: the target.
         texts: see `read_prompts`.
-        methods: `ar`, and names that `make_drafter` takes. `ar` runs in any case.
+        methods: `ar`, and names that `make_drafter` takes. `ar` runs in any case. `+static_vocab:SIZE` without a file
+            of counts takes the most frequent tokens of Python's standard library.
         contexts: lengths of the prompts, in tokens.
         max_new_tokens: of each answer.
         temperature: 0 is greedy decoding.
@@ -108,6 +139,7 @@ def benchmark(
         seed: of the draws.
         profile: for KnapSpec; measured if it isn't given.
         progress: is told what runs.
+        makers: of drafters that no name describes, by the names that they have in `methods`.
 
     Returns:
         `{"contexts": {context: {method: figures}}}` and the settings. `identical` says for each prompt whether the
@@ -118,19 +150,30 @@ def benchmark(
     for context in contexts:
         check_whole(2, context=context)
     methods = ["ar", *(method for method in dict.fromkeys(methods) if method != "ar")]
-    for method in methods[1:]:
-        if method.partition(":")[0] not in DRAFTERS:
-            raise ConfigError(f"unknown method {method!r}: {suggestion(method, ['ar', *DRAFTERS])}")
-    if profile is None and any(method.startswith("knapspec") for method in methods):
+    makers = makers or {}
+    parts = {method: split_method(method) for method in methods[1:] if method not in makers}
+    if profile is None and any(drafter == "knapspec" for drafter, _ in parts.values()):
         progress("latency profile")
         profile = LatencyProfile.measure(lm.model)
+    counts = None
+    if any(_is_uncounted(plugin) for _, plugin in parts.values()):
+        progress("counting tokens")
+        counts = count_tokens(lm, _library_texts())
 
     def make(method: str) -> Drafter | None:
         if method == "ar":
             return None
-        if method == "knapspec":
-            return KnapSpecDrafter(lm.model, profile=profile)
-        return make_drafter(method, lm.model)
+        if method in makers:
+            return makers[method]()
+        name, plugin = parts[method]
+        drafter = KnapSpecDrafter(lm.model, profile=profile) if name == "knapspec" else make_drafter(name, lm.model)
+        if plugin is None:
+            return drafter
+        name, _, argument = plugin.partition(":")
+        if _is_uncounted(plugin):
+            size = parse_size(name, argument)
+            return with_static_vocabulary(drafter, StaticVocabulary.from_counts(counts, size, lm.device))
+        return PLUGINS[name](drafter, argument or None)
 
     sampling = {"do_sample": temperature > 0, **({"temperature": temperature} if temperature > 0 else {})}
     results = {}
@@ -152,7 +195,7 @@ def benchmark(
                         outputs.setdefault(method, []).append(tokens)
         results[str(context)] = {
             method: _summary(runs[method], runs["ar"])
-            | ({"skipped": sorted(drafters[method].skip)} if isinstance(drafters[method], SkipDrafter) else {})
+            | _skipped(drafters[method])
             | ({} if temperature > 0 else _comparison(lm, outputs[method], outputs["ar"], context))
             for method in methods
         }
@@ -165,6 +208,18 @@ def benchmark(
         "repeats": repeats,
         "seed": seed,
     }
+
+
+def _is_uncounted(plugin: str | None) -> bool:
+    """Whether it is a static vocabulary without a file of counts."""
+    name, _, argument = (plugin or "").partition(":")
+    return name == "static_vocab" and ":" not in argument
+
+
+def _skipped(drafter: Drafter | None) -> dict[str, list[int]]:
+    if isinstance(drafter, NarrowDrafter):
+        drafter = drafter.inner
+    return {"skipped": sorted(drafter.skip)} if isinstance(drafter, SkipDrafter) else {}
 
 
 def _run(
@@ -212,6 +267,13 @@ def _summary(runs: list[list[dict[str, Any]]], plain: list[list[dict[str, Any]]]
             "plan_share": total["plan_seconds"] / total["total_seconds"],
             "notes": [entry["notes"] for entry in stats if entry["notes"]][-1:],
         }
+    vocabularies = [entry["vocabulary"] for entry in stats if entry["vocabulary"] is not None]
+    if vocabularies:
+        names = [field.name for field in dataclasses.fields(VocabularyStats)]
+        whole = VocabularyStats()
+        for entry in vocabularies:
+            whole.add(VocabularyStats(**{name: entry[name] for name in names}))
+        summary["vocabulary"] = whole.to_dict()
     return summary
 
 
@@ -260,7 +322,7 @@ def is_lossless(results: dict[str, Any]) -> bool:
 def make_table(results: dict[str, Any]) -> str:
     """Figures of `benchmark` as Markdown."""
     head = ("context", "method", "tokens/s", "speed-up", "speed-up, CPU time", "accepted per draft", "acceptance",
-            "drafting", "planning", "identical")  # fmt: skip
+            "drafting", "planning", "active tokens", "coverage", "identical")  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for context, methods in results["contexts"].items():
         for method, row in methods.items():
@@ -270,6 +332,11 @@ def make_table(results: dict[str, Any]) -> str:
                 cells += [f"{row['draft_share']:.0%}", f"{row['plan_share']:.1%}"]
             else:
                 cells += ["–"] * 4
+            vocabulary = row.get("vocabulary")
+            if vocabulary is None:
+                cells += ["–"] * 2
+            else:
+                cells += [f"{vocabulary['active_mean']:.0f}", f"{vocabulary['coverage']:.1%}"]
             if "identical" in row:
                 same = f"{sum(row['identical'])} of {len(row['identical'])}"
                 ties = ", rest ties" if row["logit_gaps"] and row["differences_are_ties"] else ""

@@ -156,9 +156,12 @@ class KnapSpecDrafter(PlanningDrafter):
 
     def best_length(self, context: int, skip: frozenset[int], acceptance: float, longest: int) -> tuple[int, float]:
         """Draft length, 0 where plain decoding is as good, and tokens per second."""
+        draft = self.profile.pass_seconds(context, skip=skip)
+        if self.head is not None:
+            draft -= (1 - self.head.share) * self.profile.head_seconds()
         length, speed = best_draft_length(
             acceptance,
-            self.profile.pass_seconds(context, skip=skip),
+            draft,
             lambda tokens: self.profile.pass_seconds(context, tokens),
             range(1, longest + 1),
         )

@@ -8,6 +8,62 @@ from typing import Any
 
 
 @dataclass
+class VocabularyStats:
+    """What a narrow draft head cost and gained in one `generate` call; see `vidgen.language.decoding.nanospec`.
+
+    On a GPU, seconds of gathering and of the head are those of queueing the work; those of waiting are the device's.
+
+    Attributes:
+        drafts: rounds with a draft.
+        active_total: active tokens, over these rounds.
+        active_max: most active tokens.
+        emitted: tokens after the first one, over all rows.
+        covered: those that were active when drafts for their place were made.
+        gather_seconds: copying the head's rows of new tokens.
+        wait_seconds: until rows that were still being copied were there.
+        head_seconds: draft logits.
+        update_seconds: finding the new tokens, and gathering.
+    """
+
+    drafts: int = 0
+    active_total: int = 0
+    active_max: int = 0
+    emitted: int = 0
+    covered: int = 0
+    gather_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    head_seconds: float = 0.0
+    update_seconds: float = 0.0
+
+    def count_draft(self, active: int) -> None:
+        """Notes how many tokens a draft chose among."""
+        self.drafts += 1
+        self.active_total += active
+        self.active_max = max(self.active_max, active)
+
+    def add(self, other: VocabularyStats) -> None:
+        """Adds another call's."""
+        most = max(self.active_max, other.active_max)
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+        self.active_max = most
+
+    @property
+    def active_mean(self) -> float:
+        """Active tokens in a round."""
+        return self.active_total / self.drafts if self.drafts else 0.0
+
+    @property
+    def coverage(self) -> float:
+        """Share of the emitted tokens that a draft could have proposed."""
+        return self.covered / self.emitted if self.emitted else 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        """All of it as JSON can hold it."""
+        return {**vars(self), "active_mean": self.active_mean, "coverage": self.coverage}
+
+
+@dataclass
 class SpecStats:
     """Counts and seconds of one `generate` call, over all rows of its batch.
 
@@ -29,6 +85,7 @@ class SpecStats:
         total_seconds: all of the call.
         first_token_seconds: until the first token was known.
         notes: what a drafter wants to report about itself.
+        vocabulary: of a narrow draft head.
     """
 
     method: str
@@ -46,6 +103,7 @@ class SpecStats:
     total_seconds: float = 0.0
     first_token_seconds: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
+    vocabulary: VocabularyStats | None = None
 
     @property
     def tokens_per_round(self) -> float:
@@ -75,11 +133,13 @@ class SpecStats:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON can hold it."""
-        values = {name: value for name, value in vars(self).items() if name not in ("accept_lengths", "notes")}
+        nested = ("accept_lengths", "notes", "vocabulary")
+        values = {name: value for name, value in vars(self).items() if name not in nested}
         derived = ("tokens_per_round", "accept_length", "acceptance", "tokens_per_second", "other_seconds")
         return {
             **values,
             **{name: getattr(self, name) for name in derived},
             "accept_lengths": {str(length): times for length, times in sorted(self.accept_lengths.items())},
             "notes": self.notes,
+            "vocabulary": None if self.vocabulary is None else self.vocabulary.to_dict(),
         }
