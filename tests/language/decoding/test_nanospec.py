@@ -246,13 +246,14 @@ def test_an_assistant_with_capped_logits_drafts_as_with_its_whole_head(model, pr
     torch.manual_seed(0)
     assistant = Gemma2ForCausalLM(Gemma2Config(**sizes)).eval()
     ids = torch.cat([torch.arange(64)[None], prompt], dim=1)
+    mask = torch.ones_like(ids)  # token 0 is of the prompt too, not padding
     drafts = []
     for narrow in (False, True):
         drafter = AssistedDrafter(model, assistant, SpeculativeConfig(6, 0.02))
         drafter = with_nanospec(drafter) if narrow else drafter
         drafts.append(proposals(drafter))
-        got = generate(model, ids, drafter, do_sample=False, max_new_tokens=16)
-        assert torch.equal(got, plainly(model, ids, max_new_tokens=16))
+        got = generate(model, ids, drafter, do_sample=False, attention_mask=mask, max_new_tokens=16)
+        assert torch.equal(got, plainly(model, ids, attention_mask=mask, max_new_tokens=16))
     assert drafts[0] == drafts[1] and drafts[0]
 
 
