@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessor
     from transformers.generation import BaseStreamer
 
+    from vidgen.language.decoding import Drafter
+
 
 class GenerationRequestError(VidgenError):
     """A prompt doesn't fit the model, or a setting of the sampler is out of range."""
@@ -81,7 +83,7 @@ def generate_tokens(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
-    decoder: str | None = None,
+    decoder: str | Drafter | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
     streamer: BaseStreamer | None = None,
 ) -> torch.Tensor:
@@ -96,7 +98,8 @@ def generate_tokens(
         temperature: 0 takes the most probable token.
         top_p: draw from the most probable tokens that have this probability together.
         seed: same machine, same seed, same tokens.
-        decoder: name of a drafter for speculative decoding, such as `"prompt_lookup"`; `None` decodes token by token.
+        decoder: drafter for speculative decoding, or the name of one, such as `"prompt_lookup"`; `None` decodes token
+            by token. A drafter that is given keeps the `stats` of the run.
         logits_processor: changes of the logits, before temperature and `top_p`.
         streamer: gets the prompt and then the tokens as they come.
 
@@ -142,5 +145,6 @@ def generate_tokens(
         else:
             from vidgen.language.decoding import generate, make_drafter
 
-            tokens = generate(lm.model, input_ids, drafter=make_drafter(decoder, lm.model), **given)
+            drafter = make_drafter(decoder, lm.model) if isinstance(decoder, str) else decoder
+            tokens = generate(lm.model, input_ids, drafter=drafter, **given)
     return tokens[0, input_ids.shape[1] :]
