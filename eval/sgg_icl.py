@@ -14,9 +14,11 @@ Index, reranker and router are trained on the same takes as the predictors; the 
 temperature and its threshold are chosen on validation takes. Rows of the table:
 
 * `base`, `base_reweighted`, `joint`: first answers, without examples;
-* `icl_all/X`: every frame is asked again with examples; `routed/X`: those that the router sends. X says what chooses
-  the examples of a pool of 24: `random`, `retrieval` (its order), `rerank`, or `oracle_iou` (test labels: a bound);
-* `oracle_router/rerank`: the frames that really have a rare predicate are asked again;
+* `icl_all/X`: every frame is asked again with examples; `routed/X`: those that the router sends, and of the second
+  answer only what concerns rare predicates is taken (`merge="tail_only"`). X says what chooses the examples of a pool
+  of 24: `random`, `retrieval` (its order), `rerank`, or `oracle_iou` (test labels: a bound);
+* `routed/rerank, replaced`: the whole second answer is taken;
+* `oracle_router/rerank`: the frames that really have a rare predicate are asked again, merged as in `routed`;
 * `routed/rerank_1`: with one example in place of two.
 
 Scores are F1 by the official protocol (see `scene_graph.metrics`): means over the rare predicates (tail), over the
@@ -68,7 +70,7 @@ from _benchmark import (
 
 from scene_graph import recipes
 from scene_graph.metrics import SceneGraphEvaluator, auc
-from scene_graph.pipeline import SGGICLConfig, SGGICLPipeline
+from scene_graph.pipeline import SGGICLConfig, SGGICLPipeline, merge_tail
 from scene_graph.predictors import load_predictor
 from scene_graph.reranker import OracleReranker, load_reranker, ranking_quality, select_examples
 from scene_graph.retrieval import SceneIndex
@@ -184,7 +186,8 @@ class Bench(WorkFolder):
         if not router.is_dir():
             print(f"seed {self.seed}: router", flush=True)
             options = [f"data.root={self.folder / 'data'}", f"output_dir={router}", f"predictor={predictor}"]
-            recipes.train_router("sgg/tiny_router", [*options, f"index={index}", f"reranker={reranker}"])
+            options += [f"index={index}", f"reranker={reranker}", "pipeline.merge=tail_only"]
+            recipes.train_router("sgg/tiny_router", options)
         return seconds
 
     # --- measuring ----------------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ class Bench(WorkFolder):
 
         def merged(looked_again: Sequence[SceneGraph], chosen: np.ndarray) -> list[SceneGraph]:
             return [
-                again if flag else draft
+                merge_tail(draft, again, tail.tail) if flag else draft
                 for again, draft, flag in zip(looked_again, answers["joint"], chosen, strict=True)
             ]
 
@@ -258,6 +261,9 @@ class Bench(WorkFolder):
             answers[f"routed/{ranking}"] = merged(looked_again, routed)
             if ranking == "rerank":
                 answers["oracle_router/rerank"] = merged(looked_again, is_tail)
+                answers["routed/rerank, replaced"] = [
+                    again if flag else draft for again, draft, flag in zip(looked_again, answers["joint"], routed)
+                ]
         answers["routed/rerank_1"] = merged(second("rerank", 1), routed)
 
         unseen = _unseen_rows(data, samples, tail.tail)

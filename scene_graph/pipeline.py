@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -92,6 +92,15 @@ class SGGICLOutput:
     route_probabilities: list[float]
     examples: list[list[Example]]
     scores: list[list[float]]
+
+
+def merge_tail(draft: SceneGraph, answer: SceneGraph, tail: Collection[str]) -> SceneGraph:
+    """The second answer for pairs of entities where either answer has a rare predicate, the draft for all others."""
+    first, second, rare = draft.pairs(), answer.pairs(), set(tail)
+    changed = {pair for pair in {*first, *second} if rare & {*first.get(pair, ()), *second.get(pair, ())}}
+    kept = [triplet for triplet in draft if (triplet.subject, triplet.object) not in changed]
+    added = [triplet for triplet in answer if (triplet.subject, triplet.object) in changed]
+    return SceneGraph([*kept, *added], draft.meta)
 
 
 class SGGICLPipeline:
@@ -200,14 +209,7 @@ class SGGICLPipeline:
 
     def merge(self, draft: SceneGraph, answer: SceneGraph) -> SceneGraph:
         """One graph of a draft and a second answer."""
-        if self.config.merge == "replace":
-            return answer
-        first, second = draft.pairs(), answer.pairs()
-        rare = set(self.tail_split.tail)
-        changed = {pair for pair in {*first, *second} if rare & {*first.get(pair, ()), *second.get(pair, ())}}
-        kept = [triplet for triplet in draft if (triplet.subject, triplet.object) not in changed]
-        added = [triplet for triplet in answer if (triplet.subject, triplet.object) in changed]
-        return SceneGraph([*kept, *added], draft.meta)
+        return answer if self.config.merge == "replace" else merge_tail(draft, answer, self.tail_split.tail)
 
     def __call__(self, samples: Sequence[Sample], progress: bool = False) -> SGGICLOutput:
         """Scene graphs of some frames.

@@ -2,7 +2,8 @@
 
 A sequence is `[views] <sg> subject object predicate … </sg>`, once for each example and once for the query, through
 one causal transformer: what a multimodal language model does, with a convolutional stem for the images and a list of
-some 30 words.
+some 30 words. Large models bring the ability to copy from their context along; a tiny one has to be given it
+([`CopyAttention`]), or it learns the task long before it learns to read examples.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from vidgen.runtime.device import select_device
 PAD, START, END = 0, 1, 2
 NUM_SPECIAL = 3
 STEM_STRIDE = 16
+# Above the score of equal states of width 96, so that copying has to earn its share.
+SENTINEL_BIAS = 12.0
 
 # A layer's keys and values, each (batch, heads, tokens, head_dim).
 KeyValue = tuple[torch.Tensor, torch.Tensor]
@@ -49,11 +52,12 @@ class TinySGGOutput(BaseOutput):
     """Output of [`TinySGGModel`].
 
     Args:
-        logits: `(batch, scenes, words, vocabulary)`: what follows each word.
+        logits: `(batch, scenes, words, vocabulary)`: what follows each word; normalized.
         hidden_states: `(batch, scenes, tokens, hidden_size)` after the last norm; views first, then words.
         key_values: keys and values of every layer.
         key_mask: `(batch, scenes * tokens)`: which of them may be attended to.
         pictures: `(batch, scenes, hidden_size)`: what each scene's words know of its views from the start.
+        shown: what the last scene may copy.
     """
 
     logits: torch.Tensor
@@ -61,6 +65,56 @@ class TinySGGOutput(BaseOutput):
     key_values: list[KeyValue]
     key_mask: torch.Tensor
     pictures: torch.Tensor
+    shown: ShownWords
+
+
+@dataclass
+class ShownWords:
+    """Words of earlier scenes, each with the state that it was to be predicted from.
+
+    Args:
+        states: `(batch, shown, hidden_size)`.
+        words: `(batch, shown)`: the word after each state.
+        mask: bool `(batch, queries, shown)`: which of them each query may copy.
+    """
+
+    states: torch.Tensor
+    words: torch.Tensor
+    mask: torch.Tensor
+
+
+class CopyAttention(nn.Module):
+    """Answers with the model's own words or with those of the examples, whichever fits better.
+
+    A state is compared with the states before every word of the examples, which stand for "after these words, in front
+    of such a picture"; the words that followed there share the probability that the sentinel leaves them ("Pointer
+    Sentinel Mixture Models", arXiv 1609.07843). Without examples it is the softmax of the logits.
+
+    Args:
+        hidden_size: width of the states.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.to_query = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.to_key = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.sentinel = nn.Linear(hidden_size, 1)
+        # Like states attract each other from the first step on, while most of the probability stays with the model.
+        nn.init.eye_(self.to_query.weight)
+        nn.init.eye_(self.to_key.weight)
+        nn.init.zeros_(self.sentinel.weight)
+        nn.init.constant_(self.sentinel.bias, SENTINEL_BIAS)
+
+    def forward(self, logits: torch.Tensor, states: torch.Tensor, shown: ShownWords) -> torch.Tensor:
+        """Log-probabilities `(batch, queries, vocabulary)` of `logits` of that shape and `states` `(batch, queries,
+        hidden_size)`."""
+        scores = self.to_query(states) @ self.to_key(shown.states).transpose(1, 2) * states.shape[-1] ** -0.5
+        scores = torch.cat([self.sentinel(states), scores.masked_fill(~shown.mask, -torch.inf)], dim=2)
+        weights = scores.float().softmax(dim=2)  # (B, Q, 1 + shown)
+        probabilities = logits.float().softmax(dim=2) * weights[..., :1]
+        words = shown.words[:, None].expand(-1, states.shape[1], -1)
+        probabilities = probabilities.scatter_add(2, words, weights[..., 1:])
+        return probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
 
 
 class TinySGGBlock(nn.Module):
@@ -167,6 +221,7 @@ class TinySGGModel(ModelMixin, ConfigMixin):
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
+        self.copy_attention = CopyAttention(hidden_size)
 
     def forward(
         self,
@@ -212,13 +267,21 @@ class TinySGGModel(ModelMixin, ConfigMixin):
             hidden_states, key_value = block(hidden_states, mask)
             key_values.append(key_value)
         hidden_states = self.norm_out(hidden_states).unflatten(1, (scenes, tokens))
-        logits = hidden_states[:, :, tokens - num_words :] @ self.token_embedding.weight.T
+        states = hidden_states[:, :, tokens - num_words :].flatten(1, 2)  # (B, S * T, D)
+
+        # A word may be copied from a state before it in its scene; what follows the last one is no word.
+        following = F.pad(words[:, :, 1:], (0, 1), value=PAD).flatten(1)  # (B, S * T)
+        scene_of = scene.repeat_interleave(num_words)
+        earlier = (scene_of < scene_of[:, None]) & ~isolated[:, None, None]
+        shown = ShownWords(states, following, earlier & (following != PAD)[:, None])
+        logits = self.copy_attention(states @ self.token_embedding.weight.T, states, shown)
         return TinySGGOutput(
-            logits=logits,
+            logits=logits.unflatten(1, (scenes, num_words)),
             hidden_states=hidden_states,
             key_values=key_values,
             key_mask=is_real,
             pictures=pictures,
+            shown=ShownWords(states, following, shown.mask[:, -1:]),
         )
 
     def encode_views(self, images: torch.Tensor, view_mask: torch.Tensor) -> torch.Tensor:
@@ -242,6 +305,7 @@ class TinySGGModel(ModelMixin, ConfigMixin):
         scene: int,
         key_values: list[KeyValue],
         key_mask: torch.Tensor,
+        shown: ShownWords,
     ) -> tuple[torch.Tensor, list[KeyValue], torch.Tensor]:
         """Adds one word to the last scene of sequences that went through `forward`.
 
@@ -252,6 +316,7 @@ class TinySGGModel(ModelMixin, ConfigMixin):
             scene: place of the scene in its sequence.
             key_values: of everything before.
             key_mask: of everything before.
+            shown: what the last scene may copy.
 
         Returns:
             Logits `(batch, vocabulary)` of the word after it, and the keys, values and mask with this word's.
@@ -263,7 +328,9 @@ class TinySGGModel(ModelMixin, ConfigMixin):
         for block, past in zip(self.blocks, key_values, strict=True):
             hidden_states, key_value = block(hidden_states, key_mask[:, None, None], past)
             extended.append(key_value)
-        return self.norm_out(hidden_states[:, 0]) @ self.token_embedding.weight.T, extended, key_mask
+        states = self.norm_out(hidden_states)
+        logits = self.copy_attention(states @ self.token_embedding.weight.T, states, shown)
+        return logits[:, 0], extended, key_mask
 
     # --- words --------------------------------------------------------------------------------------------------
 
@@ -460,7 +527,7 @@ class TinyPredictor(SGGPredictor):
             if bool(is_done.all()) or position == 3 * model.config.max_triplets:
                 break
             logits, key_values, key_mask = model.continue_with(
-                chosen, pictures, position + 1, scene, key_values, key_mask
+                chosen, pictures, position + 1, scene, key_values, key_mask, output.shown
             )
 
         table = torch.stack(written, dim=1).cpu().numpy()  # (B, T)

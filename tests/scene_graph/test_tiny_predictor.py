@@ -18,7 +18,7 @@ from scene_graph.predictors import (
     load_predictor,
     token_features,
 )
-from scene_graph.predictors.tiny import END, PAD, START, load_views
+from scene_graph.predictors.tiny import END, PAD, START, CopyAttention, ShownWords, load_views
 from scene_graph.schema import SceneDataError, SceneGraph, SceneGraphError, TailSplit, Triplet, Vocabulary
 
 VOCABULARY = Vocabulary.or4d()
@@ -139,6 +139,46 @@ def test_initial_loss_is_that_of_a_uniform_guess():
     logits = model(images, mask, words).logits[:, :, :-1]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 2), words[:, :, 1:].flatten())
     assert abs(loss.item() - math.log(model.num_words)) < 0.5
+
+
+# --- copying from examples ---------------------------------------------------------------------------------------
+
+
+def test_copied_words_share_what_the_sentinel_leaves():
+    attention = CopyAttention(2)
+    with torch.no_grad():
+        attention.to_query.weight.copy_(torch.eye(2))
+        attention.to_key.weight.copy_(torch.eye(2))
+        attention.sentinel.weight.zero_()
+        attention.sentinel.bias.fill_(0.0)
+    # Scores of the query (1, 0) * sqrt(2): sentinel 0, then 2, 0 and -2 for what was shown.
+    scale = math.sqrt(2)
+    states = torch.tensor([[[2.0 * scale, 0.0], [0.0, 2.0 * scale], [-2.0 * scale, 0.0]]])
+    query, logits = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 0.0, math.log(2.0)]]])
+    mask = torch.tensor([[[True, True, True]]])
+    shown = ShownWords(states, torch.tensor([[0, 1, 0]]), mask)
+    weights = np.exp([0.0, 2.0, 0.0, -2.0])
+    weights /= weights.sum()
+    expected = weights[0] * np.array([0.25, 0.25, 0.5]) + np.array([weights[1] + weights[3], weights[2], 0.0])
+    assert np.allclose(attention(logits, query, shown).exp().detach(), expected, atol=1e-6)
+    shown.mask = torch.zeros_like(mask)
+    assert np.allclose(attention(logits, query, shown).exp().detach(), [0.25, 0.25, 0.5], atol=1e-6)
+
+
+def test_only_words_of_earlier_scenes_are_copied():
+    model = make_model(scale=4.0)
+    images, mask, words = scene_inputs(model, 3)
+    words[0, 1, 5:] = PAD
+    own = model(images, mask, words).logits.exp()
+    with torch.no_grad():  # nothing but copying, wherever there is something to copy
+        model.copy_attention.sentinel.bias.fill_(-100.0)
+    copied = model(images, mask, words).logits.exp()
+    assert torch.allclose(copied[0, 0], own[0, 0], atol=1e-6)
+    for scene, shown in ((1, words[0, 0, 1:]), (2, torch.cat([words[0, 0, 1:], words[0, 1, 1:5]]))):
+        elsewhere = torch.ones(model.num_words, dtype=torch.bool)
+        elsewhere[shown] = False
+        assert copied[0, scene][:, elsewhere].max() < 1e-6 < own[0, scene][:, elsewhere].min()
+        assert torch.allclose(copied[0, scene].sum(dim=1), torch.ones(7), atol=1e-5)
 
 
 # --- words -------------------------------------------------------------------------------------------------------
