@@ -1,4 +1,4 @@
-"""A visitor's comparison of two ways to decode one prompt: they take turns, and each is charged for its own time only."""
+"""A visitor's comparison of two ways to decode one prompt: they take turns, and each is charged for its own alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vidgen.demo.turns import CHUNK, PLAY, Turns
 from vidgen.demo.visitors import DemoError
 from vidgen.language.decoding import KnapSpecDrafter, LatencyProfile, make_drafter
 from vidgen.language.decoding.bench import DEFAULT_METHODS, logit_gap
-from vidgen.language.generation import encode_prompt, generate_tokens, room_for_answer
+from vidgen.language.generation import check_room, encode_prompt, generate_tokens
 from vidgen.runtime.checks import check_whole
 from vidgen.runtime.errors import suggestion
 
@@ -197,6 +197,7 @@ class LanguageRun:
         identical: whether both sides gave the same tokens; None before the end, after a stop, and for drawn tokens,
             which are other ones of the same distribution.
         is_tie: of sides that differ: whether the two logits are as close as rounding.
+        busy: whether it is decoding.
 
     Raises:
         GenerationRequestError: the prompt and so many tokens don't fit in the model's context.
@@ -205,22 +206,12 @@ class LanguageRun:
     def __init__(self, target: Target, request: DecodingRequest, turns: Turns) -> None:
         self.target, self.request, self._turns = target, request, turns
         self.input_ids = encode_prompt(target.lm, request.prompt)
-        room = room_for_answer(target.lm, self.input_ids)
-        if request.max_new_tokens > room:
-            raise DemoError(
-                f"max_new_tokens={request.max_new_tokens}; behind {self.input_ids.shape[1]} tokens of prompt the "
-                f"model's context has room for {room}."
-            )
+        check_room(target.lm, self.input_ids, request.max_new_tokens)
         self.plain, self.speculative = Side(PLAIN), Side(request.method)
         self.identical: bool | None = None
         self.is_tie = False
         self._stop = threading.Event()
-        self._playing = threading.Lock()
-
-    @property
-    def busy(self) -> bool:
-        """Whether it is decoding."""
-        return self._playing.locked()
+        self._was_played = self.busy = False
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -234,8 +225,9 @@ class LanguageRun:
             DemoError: it was decoded already.
             VidgenError: the model can't be decoded this way.
         """
-        if not self._playing.acquire(blocking=False) or self.plain.state != "waiting":
+        if self._was_played:
             raise DemoError("This comparison was made already; begin a new one.")
+        self._was_played = self.busy = True
         try:
             yield
             with self._turns.turn():
@@ -260,7 +252,7 @@ class LanguageRun:
                 self._compare()
             yield
         finally:
-            self._playing.release()
+            self.busy = False
 
     def stop(self) -> None:
         """End it at the next token; what there is stays."""

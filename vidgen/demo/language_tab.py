@@ -16,7 +16,7 @@ from vidgen.demo.context import DemoContext, DemoTab, shown
 from vidgen.demo.names import folder_names
 from vidgen.demo.visitors import DemoError
 from vidgen.runtime.assets import DEFAULT_LANGUAGE_MODEL, AssetError, find_asset
-from vidgen.runtime.errors import suggestion
+from vidgen.runtime.errors import VidgenError, suggestion
 
 if TYPE_CHECKING:
     from vidgen.demo.language_run import Target
@@ -87,7 +87,6 @@ def build(context: DemoContext, models: Mapping[str, Target]) -> None:
         return
 
     from vidgen.demo.language_run import (
-        MAX_CHARACTERS,
         MAX_NEW_TOKENS,
         MAX_SEED,
         MAX_TEMPERATURE,
@@ -179,8 +178,12 @@ def build(context: DemoContext, models: Mapping[str, Target]) -> None:
         """
         run = begin(model, prompt, method, max_new_tokens, temperature, seed, request)
         view = LanguageView(run)
-        for _ in run.play():
-            yield view.html()
+        try:
+            for _ in run.play():
+                yield view.html()
+        except VidgenError:
+            yield IDLE
+            raise
 
     @shown
     def on_compare(
@@ -192,7 +195,7 @@ def build(context: DemoContext, models: Mapping[str, Target]) -> None:
         seed: float,
         request: gr.Request,
     ) -> dict[str, Any]:
-        """Decode a prompt plainly and with drafts; returns prompt_tokens, plain, speculative, identical, is_tie as JSON.
+        """Decode a prompt plainly and with drafts; returns both sides, and whether they are identical.
 
         The page itself doesn't use this. Arguments are those of `language_decode`.
         """

@@ -68,6 +68,20 @@ def room_for_answer(lm: LanguageModel, input_ids: torch.Tensor) -> int:
     return room
 
 
+def check_room(lm: LanguageModel, input_ids: torch.Tensor, max_new_tokens: int) -> None:
+    """Refuses more tokens than the context has left behind a prompt `(1, length)`.
+
+    Raises:
+        GenerationRequestError: says how many it has room for.
+    """
+    room = room_for_answer(lm, input_ids)
+    if max_new_tokens > room:
+        raise GenerationRequestError(
+            f"max_new_tokens={max_new_tokens}; behind {input_ids.shape[1]} tokens of prompt the model's context has "
+            f"room for {room}."
+        )
+
+
 def stop_tokens(lm: LanguageModel) -> list[int]:
     """Tokens that end an answer, those of the tokenizer first."""
     stated = lm.model.generation_config.eos_token_id
@@ -113,12 +127,7 @@ def generate_tokens(
     from transformers import GenerationConfig, LogitsProcessorList
 
     check_whole(1, max_new_tokens=max_new_tokens)
-    room = room_for_answer(lm, input_ids)
-    if max_new_tokens > room:
-        raise GenerationRequestError(
-            f"max_new_tokens={max_new_tokens}; behind {input_ids.shape[1]} tokens of prompt the model's context has "
-            f"room for {room}."
-        )
+    check_room(lm, input_ids, max_new_tokens)
     if not 0 <= temperature < float("inf"):
         raise GenerationRequestError(f"temperature={temperature}; it must be 0 or more, and finite.")
     if not 0 < top_p <= 1:
