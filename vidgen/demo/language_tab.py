@@ -40,6 +40,7 @@ PROMPTS = {
         "        self.radius = radius\n\n"
         "class Square(Shape):\n"
         "    def __init__(self, name, color, side):\n"
+        "        self.name"
     ),
     "Tests": (
         "class StackTest(unittest.TestCase):\n"
@@ -48,6 +49,7 @@ PROMPTS = {
         "        stack.push(1)\n"
         "        self.assertEqual(stack.pop(), 1)\n\n"
         "    def test_pop(self):\n"
+        "        stack = Stack()"
     ),
     "Reading a file": "def read_lines(path):\n    with open(path) as file:\n",
 }

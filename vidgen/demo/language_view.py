@@ -77,7 +77,7 @@ class LanguageView:
         cursor = "<i class='lm-cursor'></i>" if side.state == "decoding" else ""
         count = sum(len(tokens) for tokens, _ in side.rounds)
         return (
-            f"<section class='lm-side'><h4>{method_name(side.method)} <span>{side.state}</span></h4>"
+            f"<section class='lm-side' data-state='{side.state}'><h4>{method_name(side.method)} <span>{side.state}</span></h4>"
             f"<div class='lm-speed'><b>{side.tokens_per_second:.1f}</b> tokens/s "
             f"<span>{count} tokens in {side.seconds:.2f} s</span></div>"
             f"<div class='vg-bar'><i style='width:{share:.1f}%'></i></div><p class='lm-facts'>{_facts(side)}</p>"
