@@ -31,7 +31,13 @@ HOW_TO_TRAIN = (
     "transformers with <code>--tab-model language=FOLDER</code>; it may be repeated. This trains a small one that "
     f"writes Python, in about two hours on one core of a CPU:<pre>{html.escape(TRAIN)}</pre></div>"
 )
+# On a phone the answer is below what is pressed.
+SHOW_ANSWER = """() => {
+  const answer = document.querySelector("#language-answer");
+  if (answer.getBoundingClientRect().top > innerHeight / 2) answer.scrollIntoView({ behavior: "smooth" });
+}"""
 PROMPTS = {
+    "Reading a file": "def read_lines(path):\n    with open(path) as file:\n",
     "A class of shapes": (
         "class Circle(Shape):\n"
         "    def __init__(self, name, color, radius):\n"
@@ -51,7 +57,6 @@ PROMPTS = {
         "    def test_pop(self):\n"
         "        stack = Stack()"
     ),
-    "Reading a file": "def read_lines(path):\n    with open(path) as file:\n",
 }
 
 
@@ -118,17 +123,14 @@ def build(context: DemoContext, models: Mapping[str, Target]) -> None:
                 info="Prompt lookup copies from the text so far; the others are the model without some of its layers.",
                 elem_id="language-method",
             )
-            with gr.Row():
-                max_new_tokens = gr.Slider(
-                    1, MAX_NEW_TOKENS, DEFAULT_NEW_TOKENS, step=1, label="New tokens", elem_id="language-tokens"
-                )
-                temperature = gr.Slider(
-                    0, MAX_TEMPERATURE, 0, step=0.05, label="Temperature", info="0: the most probable token",
-                    elem_id="language-temperature",
-                )  # fmt: skip
-                seed = gr.Number(
-                    0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED, min_width=90, elem_id="language-seed"
-                )
+            max_new_tokens = gr.Slider(
+                1, MAX_NEW_TOKENS, DEFAULT_NEW_TOKENS, step=1, label="New tokens", elem_id="language-tokens"
+            )
+            temperature = gr.Slider(
+                0, MAX_TEMPERATURE, 0, step=0.05, label="Temperature", info="0 takes the most probable token.",
+                elem_id="language-temperature",
+            )  # fmt: skip
+            seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED, elem_id="language-seed")
             with gr.Row():
                 decode = gr.Button("Decode", variant="primary", size="lg", scale=3, elem_id="language-decode")
                 stop = gr.Button("Stop", size="lg", scale=1, min_width=80, elem_id="language-stop")
@@ -216,6 +218,7 @@ def build(context: DemoContext, models: Mapping[str, Target]) -> None:
 
     many = {"concurrency_limit": config.max_visitors, "show_progress": "hidden"}
     settings = [model, prompt, method, max_new_tokens, temperature, seed]
+    decode.click(None, js=SHOW_ANSWER, api_visibility="private")
     decode.click(on_decode, settings, answer, api_name="language_decode", **many)
     stop.click(on_stop, None, None, api_name="language_stop", **many)
     gr.api(on_compare, api_name="language_compare", concurrency_limit=config.max_visitors)

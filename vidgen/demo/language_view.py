@@ -77,7 +77,8 @@ class LanguageView:
         cursor = "<i class='lm-cursor'></i>" if side.state == "decoding" else ""
         count = sum(len(tokens) for tokens, _ in side.rounds)
         return (
-            f"<section class='lm-side' data-state='{side.state}'><h4>{method_name(side.method)} <span>{side.state}</span></h4>"
+            f"<section class='lm-side' data-state='{side.state}'>"
+            f"<h4>{method_name(side.method)} <span>{side.state}</span></h4>"
             f"<div class='lm-speed'><b>{side.tokens_per_second:.1f}</b> tokens/s "
             f"<span>{count} tokens in {side.seconds:.2f} s</span></div>"
             f"<div class='vg-bar'><i style='width:{share:.1f}%'></i></div><p class='lm-facts'>{_facts(side)}</p>"
@@ -87,7 +88,7 @@ class LanguageView:
 
 def _facts(side: Side) -> str:
     if side.method == PLAIN:
-        return "one token per pass of the model"
+        return "one token a pass of the model"
     stats = side.stats
     if stats is None:
         return "&nbsp;"
@@ -95,8 +96,8 @@ def _facts(side: Side) -> str:
         finished = side.state == "finished"
         return "it found no draft worth the try, and decoded plainly" if finished else "no draft yet"
     return (
-        f"accept length <b>{stats.accept_length:.2f}</b> · {stats.acceptance:.0%} of drafts confirmed · "
-        f"{stats.tokens_per_round:.2f} tokens per pass"
+        f"accept length <b>{stats.accept_length:.2f}</b> · {stats.acceptance:.0%} confirmed · "
+        f"{stats.tokens_per_round:.2f} tokens a pass"
     )
 
 
