@@ -68,7 +68,21 @@ def scene_graph(page: Any) -> None:
     page.wait_for_timeout(500)
 
 
-TABS = {"long_video": long_video, "play": play, "scene_graph": scene_graph}
+def language(page: Any) -> None:
+    """A prompt decoded both ways, or how to come by a model."""
+    page.get_by_role("tab", name="Language").click()
+    if not page.locator("#language-decode").count():
+        page.wait_for_selector("#language-empty")
+        return
+    page.click("#language-decode")
+    page.wait_for_function(
+        "() => document.querySelectorAll('#language-answer .lm-side[data-state=finished]').length === 2"
+    )
+    page.locator("#language-answer").scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+
+
+TABS = {"long_video": long_video, "play": play, "scene_graph": scene_graph, "language": language}
 
 
 def take_screenshots(
@@ -130,9 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="model of long video; default: the embedded one")
     parser.add_argument("--world-model", type=Path, action="append", help="may be repeated; default: the embedded one")
     parser.add_argument("--scene-graph-model", type=Path, action="append", help="default: the embedded one")
+    parser.add_argument("--language-model", type=Path, action="append", help="default: the embedded one")
     parser.add_argument("--full-page", action="store_true", help="beyond what the window shows")
     options = parser.parse_args(arguments)
-    models = {"scene-graph": options.scene_graph_model} if options.scene_graph_model else {}
+    given = {"scene-graph": options.scene_graph_model, "language": options.language_model}
+    models = {tab: folders for tab, folders in given.items() if folders}
     worlds = embedded_world_models() if options.world_model is None else options.world_model
     try:
         check_gradio()

@@ -40,11 +40,17 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def served(make_context: Callable[..., DemoContext], start_demo: Any) -> Iterator[tuple[DemoContext, str]]:
-    context = make_context(max_visitors=4)
-    point = EntryPoint("scene-graph", "scene_graph.demo:tab", context_module.TAB_ENTRY_POINTS)
+def served(
+    make_context: Callable[..., DemoContext], start_demo: Any, tiny_lm_folder: Path
+) -> Iterator[tuple[DemoContext, str]]:
+    context = make_context(max_visitors=4, tab_models={"language": [tiny_lm_folder]})
+    group = context_module.TAB_ENTRY_POINTS
+    points = [
+        EntryPoint("scene-graph", "scene_graph.demo:tab", group),
+        EntryPoint("language", "vidgen.demo.language_tab:tab", group),
+    ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(context_module, "entry_points", lambda group: [point])
+        patch.setattr(context_module, "entry_points", lambda group: points)
         with start_demo(context) as address:
             yield context, address
 
@@ -191,10 +197,32 @@ def test_two_pages_share_nothing_and_a_closed_one_frees_its_place(
         time.sleep(0.05)
 
 
+def test_text_grows_on_both_sides_and_can_be_stopped(open_page: Any) -> None:
+    page = open_page(390, 844)
+    page.get_by_role("tab", name="Language").click()
+    page.fill("#language-prompt textarea", "the meadow and the river.\nthe meadow and the <b>")
+    page.fill("#language-tokens input[type=number]", "512")
+    page.press("#language-tokens input[type=number]", "Tab")
+    page.fill("#language-temperature input[type=number]", "1")  # a random model would end or repeat itself otherwise
+    page.press("#language-temperature input[type=number]", "Tab")
+    lengths = "() => [...document.querySelectorAll('.lm-text')].map((text) => text.innerText.length)"
+    page.click("#language-decode")
+    page.wait_for_function(f"() => Math.min(...({lengths})()) > 20")
+    first = page.evaluate(lengths)
+    page.wait_for_function(f"(first) => ({lengths})().every((length, side) => length > first[side])", arg=first)
+    page.click("#language-stop")
+    page.wait_for_selector(".lm-side[data-state=stopped]")
+    assert page.locator(".lm-side[data-state=decoding]").count() == 0
+    assert "tokens/s" in page.inner_text("#language-answer") and "drawn" in page.inner_text(".lm-verdict")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    boxes = [page.locator(".lm-side").nth(side).bounding_box() for side in range(2)]
+    assert boxes[0]["x"] == boxes[1]["x"] and boxes[0]["y"] < boxes[1]["y"]  # one under the other
+
+
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_the_page_fits_its_window(open_page: Any, width: int) -> None:
     page = open_page(width, 800)
-    for tab in ("Long video", "Play", "Scene graph"):
+    for tab in ("Long video", "Play", "Scene graph", "Language"):
         page.get_by_role("tab", name=tab).click()
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width
 

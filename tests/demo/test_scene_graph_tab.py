@@ -282,7 +282,7 @@ def test_the_tab_is_announced_and_absent_without_what_it_needs(
     make_context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][TAB_ENTRY_POINTS] == {POINT.name: POINT.value}
+    assert project["entry-points"][TAB_ENTRY_POINTS][POINT.name] == POINT.value
     assert POINT.load() is scene_demo.tab
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert scene_demo.tab(make_context()) is None

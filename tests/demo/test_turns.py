@@ -53,6 +53,36 @@ def test_a_chunk_that_gives_way_goes_on_before_other_chunks() -> None:
     assert order == ["play", "same chunk", "other chunk"]
 
 
+def test_who_gives_way_to_all_goes_on_behind_those_who_waited_by_then() -> None:
+    turns, order, threads = Turns(), [], []
+    with turns.turn():
+        turns.give_way(CHUNK)  # nobody waits
+        _start(turns, "chunk 1", CHUNK, order, threads)
+        _start(turns, "play", PLAY, order, threads)
+        turns.give_way(CHUNK)
+        assert order == ["play", "chunk 1"]
+    for thread in threads:
+        thread.join(5)
+
+    with turns.turn():
+        rounds = []
+        other = threading.Thread(target=lambda: _alternate(turns, "other", rounds))
+        other.start()
+        _wait_until_waiting(turns, 1)
+        for _ in range(3):
+            rounds.append("one")
+            turns.give_way(CHUNK)
+    other.join(5)
+    assert rounds == ["one", "other"] * 3
+
+
+def _alternate(turns: Turns, name: str, rounds: list[str]) -> None:
+    with turns.turn():
+        for _ in range(3):
+            rounds.append(name)
+            turns.give_way(CHUNK)
+
+
 def test_a_turn_that_fails_is_over() -> None:
     turns = Turns()
     try:

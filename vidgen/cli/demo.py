@@ -25,7 +25,7 @@ def demo(
         list[str] | None,
         typer.Option(
             metavar="TAB=FOLDER",
-            help="Model of another package's tab, such as scene-graph=runs/sgg/model; may be repeated.",
+            help="Model of the tab scene-graph or language, as language=runs/lm/model; may be repeated.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; the default lets nobody else in.")] = "127.0.0.1",

@@ -38,13 +38,17 @@ class Turns:
                 self._taken = False
                 self._condition.notify_all()
 
-    def give_way(self) -> None:
-        """Lets players who wait go first; called in the middle of a turn, which goes on afterwards."""
+    def give_way(self, to: int = PLAY) -> None:
+        """Lets others who wait go first; called in the middle of a turn, which goes on afterwards.
+
+        Args:
+            to: `PLAY` lets players go; `CHUNK` everybody who waits now.
+        """
         with self._condition:
-            if self._waiting and self._waiting[0][0] == PLAY:
+            if self._waiting and self._waiting[0][0] <= to:
                 self._taken = False
                 self._condition.notify_all()
-                self._wait(_RESUMED)
+                self._wait(_RESUMED if to == PLAY else CHUNK)
 
     def _wait(self, priority: int) -> None:
         ticket = (priority, next(self._numbers))

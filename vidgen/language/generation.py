@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessor
     from transformers.generation import BaseStreamer
 
+    from vidgen.language.decoding import Drafter
+
 
 class GenerationRequestError(VidgenError):
     """A prompt doesn't fit the model, or a setting of the sampler is out of range."""
@@ -66,6 +68,20 @@ def room_for_answer(lm: LanguageModel, input_ids: torch.Tensor) -> int:
     return room
 
 
+def check_room(lm: LanguageModel, input_ids: torch.Tensor, max_new_tokens: int) -> None:
+    """Refuses more tokens than the context has left behind a prompt `(1, length)`.
+
+    Raises:
+        GenerationRequestError: says how many it has room for.
+    """
+    room = room_for_answer(lm, input_ids)
+    if max_new_tokens > room:
+        raise GenerationRequestError(
+            f"max_new_tokens={max_new_tokens}; behind {input_ids.shape[1]} tokens of prompt the model's context has "
+            f"room for {room}."
+        )
+
+
 def stop_tokens(lm: LanguageModel) -> list[int]:
     """Tokens that end an answer, those of the tokenizer first."""
     stated = lm.model.generation_config.eos_token_id
@@ -81,7 +97,7 @@ def generate_tokens(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
-    decoder: str | None = None,
+    decoder: str | Drafter | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
     streamer: BaseStreamer | None = None,
 ) -> torch.Tensor:
@@ -96,7 +112,8 @@ def generate_tokens(
         temperature: 0 takes the most probable token.
         top_p: draw from the most probable tokens that have this probability together.
         seed: same machine, same seed, same tokens.
-        decoder: name of a drafter for speculative decoding, such as `"prompt_lookup"`; `None` decodes token by token.
+        decoder: drafter for speculative decoding, or the name of one, such as `"prompt_lookup"`; `None` decodes token
+            by token. A drafter that is given keeps the `stats` of the run.
         logits_processor: changes of the logits, before temperature and `top_p`.
         streamer: gets the prompt and then the tokens as they come.
 
@@ -110,12 +127,7 @@ def generate_tokens(
     from transformers import GenerationConfig, LogitsProcessorList
 
     check_whole(1, max_new_tokens=max_new_tokens)
-    room = room_for_answer(lm, input_ids)
-    if max_new_tokens > room:
-        raise GenerationRequestError(
-            f"max_new_tokens={max_new_tokens}; behind {input_ids.shape[1]} tokens of prompt the model's context has "
-            f"room for {room}."
-        )
+    check_room(lm, input_ids, max_new_tokens)
     if not 0 <= temperature < float("inf"):
         raise GenerationRequestError(f"temperature={temperature}; it must be 0 or more, and finite.")
     if not 0 < top_p <= 1:
@@ -142,5 +154,6 @@ def generate_tokens(
         else:
             from vidgen.language.decoding import generate, make_drafter
 
-            tokens = generate(lm.model, input_ids, drafter=make_drafter(decoder, lm.model), **given)
+            drafter = make_drafter(decoder, lm.model) if isinstance(decoder, str) else decoder
+            tokens = generate(lm.model, input_ids, drafter=drafter, **given)
     return tokens[0, input_ids.shape[1] :]

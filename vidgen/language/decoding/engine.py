@@ -58,7 +58,7 @@ def generate(
         model: the target.
         input_ids: `(batch, length)`, padded on the left.
         drafter: proposes tokens.
-        streamer: gets the prompt and then the tokens of each round; one row only.
+        streamer: gets the prompt and then the tokens of each round, when `drafter.stats` has counted it; one row only.
         tokenizer: needed for `stop_strings`.
         stop_strings: texts that end a row.
         options: everything else that `model.generate` takes, and `generator`.
