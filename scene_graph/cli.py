@@ -39,7 +39,13 @@ Views = Annotated[
     str | None,
     typer.Option(metavar="N,N,…", help="Cameras, the first shows most. Default: the data set's four or five."),
 ]
-Model = Annotated[Path, typer.Option(metavar="FOLDER", help="What `vidgen scene-graph train assemble` wrote.")]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="What `vidgen scene-graph train assemble` wrote. Default: the embedded model, of simulated operations.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. Default: the fastest there is.")]
 
 
@@ -106,8 +112,8 @@ def train(
 @app.command("search")
 def search(
     data: Data,
-    model: Model,
     sample: Annotated[str, typer.Option(metavar="ID", help="Sample whose look-alikes are wanted.")],
+    model: Model = None,
     split: Split = "test",
     views: Views = None,
     count: Annotated[int, typer.Option("--count", "-n", help="How many.")] = 8,
@@ -127,9 +133,7 @@ def run(
     data: Annotated[
         Path | None, typer.Argument(metavar="[DATA]", help="4D-OR or MM-OR root folder, or a folder of images.")
     ] = None,
-    model: Annotated[Path, typer.Option(metavar="FOLDER", help="What `train assemble` wrote.")] = Path(
-        "runs/sgg/model"
-    ),
+    model: Model = None,
     video: Annotated[Path | None, typer.Option(metavar="FILE", help="A video in place of DATA.")] = None,
     fps: Annotated[float, typer.Option(help="Graphs per second of video.")] = 1.0,
     split: Split = "test",
@@ -233,9 +237,9 @@ def export(
 @app.command("draw")
 def draw(
     data: Data,
-    model: Model,
     sample: Annotated[str, typer.Option(metavar="ID", help="Which sample.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.png", help="Picture to write.")],
+    model: Model = None,
     split: Split = "test",
     views: Views = None,
     device: Device = None,
@@ -267,7 +271,8 @@ def _open(data: Path, split: str, views: str | None) -> SceneDataset:
     return open_scenes(data, split, cameras)
 
 
-def _load(model: Path, device: str | None):
+def _load(model: Path | None, device: str | None):
     from scene_graph.pipeline import SGGICLPipeline
+    from vidgen.runtime.assets import DEFAULT_SCENE_GRAPH_MODEL, find_asset
 
-    return SGGICLPipeline.from_pretrained(model, device)
+    return SGGICLPipeline.from_pretrained(model or find_asset(DEFAULT_SCENE_GRAPH_MODEL), device)

@@ -30,11 +30,10 @@ from vidgen.demo.names import folder_names
 from vidgen.demo.pictures import to_data_uri
 from vidgen.demo.uploads import PICTURE_SUFFIXES, UploadError, UploadLimits, read_picture
 from vidgen.demo.visitors import DemoError
-from vidgen.runtime.assets import AssetError, find_asset
+from vidgen.runtime.assets import DEFAULT_SCENE_GRAPH_MODEL, AssetError, find_asset
 from vidgen.runtime.errors import suggestion
 
 NAME = PART = "scene-graph"
-MODEL = "sgg-tiny"
 # As in the README: a model trained by it knows the tools of this study, and would be misled by those of another.
 STUDY = SimulatorConfig(takes=48, frames_per_take=190, views=(2, 1), size=64)
 NUM_FRAMES = 12
@@ -384,7 +383,7 @@ def load_models(context: DemoContext) -> Mapping[str, SGGICLPipeline]:
     folders = context.config.tab_models.get(NAME)
     if folders is None:
         try:
-            folders = [find_asset(MODEL)]
+            folders = [find_asset(DEFAULT_SCENE_GRAPH_MODEL)]
         except AssetError:
             folders = []
     device = str(context.video.device)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def direct(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Text file: what happens, in prose.")],
-    model: Annotated[str, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)],
+    model: Annotated[str | None, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Plan to write: .txt or .jsonl, or `-` for stdout.")
     ] = Path("plan.txt"),
@@ -38,8 +38,8 @@ def direct(
 ) -> None:
     """Turn a script into prompts with times, through a language model; the plan can be read whatever the model.
 
-    The model should be an instruct model, such as a folder of Qwen3. What `vidgen lm train` makes follows no
-    instructions: with it, this only tests the path.
+    For real use give `--model` an instruct model, such as a folder of Qwen3. The embedded one follows no instructions:
+    with it, this only tests the path.
     """
     to_stdout = str(output) == "-"
     if not script.is_file():
@@ -61,7 +61,7 @@ def direct(
     lm = load_lm(model, device, dtype, attention)
     if lm.tokenizer.chat_template is None:
         print(
-            f"note: {model} has no chat template, so it is hardly an instruct model: its plan can be read, but may "
+            f"note: {model or 'the embedded model'} has no chat template, so it is hardly an instruct model: its plan can be read, but may "
             "say nothing of the script",
             file=sys.stderr,
         )

@@ -71,7 +71,7 @@ def train(
 @app.command("generate")
 def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue or to answer; `-` reads stdin.")],
-    model: Annotated[str, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)],
+    model: Annotated[str | None, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Most tokens. Default: 256, or what the context has room for.")
     ] = None,

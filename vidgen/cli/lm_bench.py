@@ -12,7 +12,7 @@ from vidgen.cli.loading import LANGUAGE_MODEL_HELP, load_lm, whole_numbers
 
 
 def bench(
-    model: Annotated[str, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)],
+    model: Annotated[str | None, typer.Option(metavar="FOLDER", help=LANGUAGE_MODEL_HELP)] = None,
     prompts: Annotated[
         str, typer.Option(metavar="FILE", help="A text, a .jsonl with prompts, or builtin: Python sources.")
     ] = "builtin",

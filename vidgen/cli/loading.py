@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vidgen.language.models import LanguageModel
 
 LANGUAGE_MODEL_HELP = (
-    "Folder of a causal language model of transformers, or owner/name on the Hub; `vidgen lm train` makes one."
+    "Folder of a causal language model of transformers, or owner/name on the Hub. Default: the embedded one."
 )
 
 Pipeline = TypeVar("Pipeline", bound="DiffusionPipeline")
@@ -79,11 +79,11 @@ def load_pipeline(
     return pipe
 
 
-def load_lm(model: str, device: str | None, dtype: str | None, attention: str) -> LanguageModel:
+def load_lm(model: str | None, device: str | None, dtype: str | None, attention: str) -> LanguageModel:
     """Load a language model and place it.
 
     Args:
-        model: Folder, or owner/name on the Hub.
+        model: Folder, or owner/name on the Hub. None: the embedded one.
         device: Default: the fastest there is.
         dtype: Default: the device's.
         attention: Name of an attention backend.
@@ -91,11 +91,12 @@ def load_lm(model: str, device: str | None, dtype: str | None, attention: str) -
     from transformers.utils.logging import disable_progress_bar
 
     from vidgen.language.models import load_language_model
+    from vidgen.runtime.assets import DEFAULT_LANGUAGE_MODEL, find_asset
     from vidgen.runtime.device import set_threads
 
     set_threads()
     disable_progress_bar()
-    return load_language_model(model, device, dtype, attention)
+    return load_language_model(model or find_asset(DEFAULT_LANGUAGE_MODEL), device, dtype, attention)
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

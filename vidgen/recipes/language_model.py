@@ -203,7 +203,7 @@ license: apache-2.0
 # {name}
 
 A causal language model small enough for a bare CPU, in the layout of Llama, for tests and benchmarks of decoding:
-`vidgen lm generate "def " --model FOLDER`.
+`vidgen lm generate "def "`.
 
 - **Parameters**: {parameters:.2f} M, float16: {sizes.num_hidden_layers} layers of width {sizes.hidden_size},
   {sizes.num_attention_heads} heads, {sizes.num_key_value_heads} of them with keys and values of their own; context

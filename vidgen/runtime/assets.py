@@ -11,6 +11,7 @@ from .errors import VidgenError, suggestion
 
 DEFAULT_MODEL = "landscape-tiny"
 DEFAULT_WORLD_MODEL = "doom-tiny"
+DEFAULT_SCENE_GRAPH_MODEL = "sgg-tiny"
 DEFAULT_LANGUAGE_MODEL = "lm-tiny"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
