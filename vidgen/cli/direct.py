@@ -60,9 +60,10 @@ def direct(
     schema = PlanSchema(min_shots=min_shots, max_shots=max_shots, max_seconds=max_shot_seconds)
     lm = load_lm(model, device, dtype, attention)
     if lm.tokenizer.chat_template is None:
+        name = model or "the embedded model"
         print(
-            f"note: {model or 'the embedded model'} has no chat template, so it is hardly an instruct model: its plan can be read, but may "
-            "say nothing of the script",
+            f"note: {name} has no chat template, so it is hardly an instruct model: its plan can be read, but may say "
+            "nothing of the script",
             file=sys.stderr,
         )
     shots = direct(lm, text, schema, seconds, temperature, seed, decoder)
