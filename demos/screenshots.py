@@ -30,6 +30,20 @@ KEYS = ("KeyD", "ArrowLeft", "KeyD", "KeyW")
 OPERATION, FRAME = 2, 6
 
 
+def open_tab(page: Any, name: str) -> None:
+    """Show a tab; in a narrow window those that have no room are in a menu."""
+    page.wait_for_function(
+        "(name) => [...document.querySelectorAll('[role=tab], .overflow-dropdown button')].some("
+        "(button) => button.innerText === name || button.textContent === name)",
+        arg=name,
+    )
+    tab = page.get_by_role("tab", name=name)
+    if not tab.count():
+        page.get_by_label("More tabs").click()
+        tab = page.locator(".overflow-dropdown").get_by_text(name)
+    tab.click()
+
+
 def long_video(page: Any) -> None:
     """Eight seconds of video, finished."""
     page.fill("#video-seconds input[type=number]", "8")
@@ -41,7 +55,7 @@ def long_video(page: Any) -> None:
 
 def play(page: Any) -> None:
     """Every world there is, after a few steps."""
-    page.get_by_role("tab", name="Play").click()
+    open_tab(page, "Play")
     for box in page.locator("#play-worlds input[type=checkbox]").all()[:4]:
         box.check()
     page.click("#play-begin")
@@ -54,7 +68,7 @@ def play(page: Any) -> None:
 
 def scene_graph(page: Any) -> None:
     """A frame of a simulated operation, read with a second look where there is a model."""
-    page.get_by_role("tab", name="Scene graph").click()
+    open_tab(page, "Scene graph")
     page.fill("#scene-seed input", str(OPERATION))
     page.click("#scene-simulate")
     page.wait_for_selector("#scene-views img")
@@ -70,7 +84,7 @@ def scene_graph(page: Any) -> None:
 
 def language(page: Any) -> None:
     """A prompt decoded both ways, or how to come by a model."""
-    page.get_by_role("tab", name="Language").click()
+    open_tab(page, "Language")
     if not page.locator("#language-decode").count():
         page.wait_for_selector("#language-empty")
         return

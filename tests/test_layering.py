@@ -41,7 +41,9 @@ def test_start_up_loads_no_heavy_package(module):
 
 def test_optional_packages_are_imported_where_they_are_used():
     # The page is made of gradio; only the command that starts it imports these modules.
-    page = {f"vidgen/demo/{name}.py" for name in ("blocks", "language_tab", "play_tab", "video_tab")} | {"scene_graph/demo.py"}
+    page = {f"vidgen/demo/{name}.py" for name in ("blocks", "language_tab", "play_tab", "video_tab")} | {
+        "scene_graph/demo.py"
+    }
     found = []
     for path in (path for package in PACKAGES for path in package.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -22,6 +22,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
 
+_spec = importlib.util.spec_from_file_location("screenshots", Path(__file__).parents[2] / "demos/screenshots.py")
+screenshots = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(screenshots)
+
 PATIENCE_MS = 60_000
 # What a canvas shows, as a number that differs when its pixels do.
 LOOK = """(selector) => { const c = document.querySelector(selector);
@@ -90,7 +94,7 @@ def start_video(page: Any, seconds: int) -> None:
 
 
 def start_game(page: Any) -> None:
-    page.get_by_role("tab", name="Play").click()
+    screenshots.open_tab(page, "Play")
     page.get_by_label(ROOM).check()
     page.click("#play-begin")
     page.wait_for_selector(".vg-pad button")
@@ -152,11 +156,11 @@ def test_keys_go_up_when_the_window_loses_the_focus_and_nothing_is_typed_away(op
     page.wait_for_timeout(500)
     assert page.evaluate(PLAY)["frame"] == frame  # the key isn't held any more
     page.keyboard.up("KeyW")
-    page.get_by_role("tab", name="Long video").click()
+    screenshots.open_tab(page, "Long video")
     page.fill("#video-plan textarea", "")
     page.type("#video-plan textarea", "wasd")
     assert page.input_value("#video-plan textarea") == "wasd"
-    page.get_by_role("tab", name="Play").click()
+    screenshots.open_tab(page, "Play")
     assert page.evaluate(PLAY)["frame"] == frame
 
 
@@ -199,7 +203,7 @@ def test_two_pages_share_nothing_and_a_closed_one_frees_its_place(
 
 def test_text_grows_on_both_sides_and_can_be_stopped(open_page: Any) -> None:
     page = open_page(390, 844)
-    page.get_by_role("tab", name="Language").click()
+    screenshots.open_tab(page, "Language")
     page.fill("#language-prompt textarea", "the meadow and the river.\nthe meadow and the <b>")
     page.fill("#language-tokens input[type=number]", "512")
     page.press("#language-tokens input[type=number]", "Tab")
@@ -223,13 +227,13 @@ def test_text_grows_on_both_sides_and_can_be_stopped(open_page: Any) -> None:
 def test_the_page_fits_its_window(open_page: Any, width: int) -> None:
     page = open_page(width, 800)
     for tab in ("Long video", "Play", "Scene graph", "Language"):
-        page.get_by_role("tab", name=tab).click()
+        screenshots.open_tab(page, tab)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width
 
 
 def test_arrows_slide_the_landscape_that_cannot_turn(open_page: Any) -> None:
     page = open_page()
-    page.get_by_role("tab", name="Play").click()
+    screenshots.open_tab(page, "Play")
     for box in page.locator("#play-worlds input[type=checkbox]").all():
         box.uncheck()
     page.get_by_label(LANDSCAPE).check()
@@ -243,10 +247,8 @@ def test_arrows_slide_the_landscape_that_cannot_turn(open_page: Any) -> None:
 
 def test_every_tab_can_be_shown_in_the_readme(served: tuple[DemoContext, str], browser: Any, tmp_path: Path) -> None:
     """The script uses the page as the others do, so it breaks with the page and not with the next README."""
-    spec = importlib.util.spec_from_file_location("screenshots", Path(__file__).parents[2] / "demos/screenshots.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     served[0].visitors.close()
-    written = script.take_screenshots(browser, served[1], tmp_path, list(script.TABS))
-    assert [path.name for path in written] == [f"{tab}_{size}.jpg" for tab in script.TABS for size in script.SIZES]
+    written = screenshots.take_screenshots(browser, served[1], tmp_path, list(screenshots.TABS))
+    names = [f"{tab}_{size}.jpg" for tab in screenshots.TABS for size in screenshots.SIZES]
+    assert [path.name for path in written] == names
     assert all(5_000 < path.stat().st_size < 150_000 for path in written)
