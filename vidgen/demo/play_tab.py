@@ -54,8 +54,8 @@ def build(context: DemoContext) -> None:
                 elem_id="play-worlds",
             )
             with gr.Row():
-                start = gr.Number(0, label="Start", precision=0, minimum=0, min_width=80)
-                seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80)
+                start = gr.Number(0, label="Start", precision=0, minimum=0, min_width=80, elem_id="play-start")
+                seed = gr.Number(0, label="Seed", precision=0, minimum=0, min_width=80, elem_id="play-seed")
             with gr.Accordion("Model settings", open=False, visible=bool(context.worlds)):
                 steps = gr.Slider(0, 30, 0, step=1, label="Denoising steps per frame", info="0: the model's own")
                 cache = gr.Radio(
