@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_gradio()
     with started_demo(options.model, visitors) as (address, pid):
         measured = measure(address, pid, visitors, seconds)
-    results = {**measured, "claims": claims(measured), "environment": run_environment()}
+    results = {"benchmark": "demo_load", **measured, "claims": claims(measured), "environment": run_environment()}
     table = make_table(results)
     write_results(options.out, results, table)
     print(table)

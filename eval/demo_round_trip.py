@@ -4,12 +4,12 @@
     python eval/demo_round_trip.py --check
     python eval/demo_round_trip.py --seeds 0 --keys 10
 
-Needs `pip install playwright` and a Chromium, such as Debian's package chromium. The demo runs in a process of its own,
-as `vidgen demo` starts it. A visitor begins a game with the world model alone, and one with the model beside the room's
-and the landscape's renderers, and presses keys one after the other, each when the last one's frame is there. From the
-key's own event to the first drawn frame of the browser in which the model's canvas shows other pixels: that is the round
-trip. Beside it: the time that the model took for the frame, as the page shows it, and the difference, which is the way
-through gradio, the network stack and the browser.
+Needs `pip install playwright` and a Chromium, such as Debian's package chromium. The demo runs in a process of its
+own, as `vidgen demo` starts it. A visitor begins a game with the world model alone, and one with the model beside the
+room's and the landscape's renderers, and presses keys one after the other, each when the last one's frame is there.
+From the key's own event to the first drawn frame of the browser in which the model's canvas shows other pixels: that
+is the round trip. Beside it: the time that the model took for the frame, as the page shows it, and the difference,
+which is the way through gradio, the network stack and the browser.
 
 Bar: with the model alone the median round trip is at most 200 ms in every game. A key after which no pixel changes
 within 10 s counts as lost, and fails the bar too.
@@ -179,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with started_demo(None, 2 * len(options.seeds)) as (address, _):
         measured = measure(address, options.seeds, options.keys)
     results = {
+        "benchmark": "demo_round_trip",
         "measured": measured,
         "keys": options.keys,
         "claims": claims(measured),
