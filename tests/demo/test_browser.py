@@ -20,7 +20,12 @@ from vidgen.demo.players import ROOM
 pytest.importorskip("gradio")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium"),
+    pytest.mark.xdist_group("browser"),
+    # Page and test run side by side on a machine that may be busy; whatever is wrong is wrong twice.
+    pytest.mark.flaky(reruns=1),
+]
 
 _spec = importlib.util.spec_from_file_location("screenshots", Path(__file__).parents[2] / "demos/screenshots.py")
 screenshots = importlib.util.module_from_spec(_spec)

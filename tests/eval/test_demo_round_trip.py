@@ -49,6 +49,8 @@ def test_bad_arguments_are_one_line(benchmark: Any, tmp_path: Path, capsys: pyte
         assert "--keys" in capsys.readouterr().err
 
 
+@pytest.mark.xdist_group("browser")
+@pytest.mark.flaky(reruns=1)  # as the tests of the page
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
 def test_keys_change_the_picture_of_the_embedded_level(benchmark: Any, tmp_path: Path) -> None:
     pytest.importorskip("playwright.sync_api", reason="needs playwright")
