@@ -1,12 +1,13 @@
 """Does a world model that is walked through its world keep showing what is there?
 
     python eval/world_walks.py --episodes runs/doom/episodes                       # the embedded level of Doom
-    python eval/world_walks.py --episodes runs/doom/episodes --models LIVE=runs/doom/model DF=runs/doom/model_df
+    python eval/world_walks.py --episodes runs/doom/episodes --models LIVE=runs/doom/model
 
 Walks of the test split, which no model has seen, are continued from their first frames by their cameras or motion, and
 every generated frame is compared with the recorded one. Arms get the same walks, and the same noise per walk:
 
-* every model with the exact cache, the first one also with the rolling cache;
+* every model with the exact cache, the first one also with the rolling cache, and every baseline that lies in a
+  model's folder;
 * `nearest`: the training frame that was seen from the nearest pose, a table of the world in place of a model (a turn
   of 1 radian counts like `--set turn_weight` steps);
 * `still`: the last real frame, held;
@@ -289,6 +290,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     device, threads = select_device(), set_threads()
     pipes = {name: WorldModelPipeline.from_pretrained(folder).to(device) for name, folder in folders.items()}
+    for name, folder in folders.items():
+        for objective, pipe in pipes[name].baselines(folder).items():
+            prefix = "" if len(folders) == 1 else f"{name}: "
+            pipes[prefix + objective.replace("_", " ")] = pipe.to(device)
     work = WorkFolder(options.work, {**dataclasses.asdict(sizes), "models": folders, "episodes": options.episodes})
     results: dict[str, Any] = {
         "benchmark": "world_walks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -88,12 +89,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"train.output_dir={root}/live",
         ],
     )
+    world_model.train_world_model(
+        "live/vizdoom64_tf",
+        [
+            *SHORT,
+            *data,
+            BY_STEPS,
+            f"pretrained={root}/df/weights/transformer",
+            "train.max_steps=2",
+            f"train.output_dir={root}/tf",
+        ],
+    )
     world_model.assemble_world_model(
         "live/vizdoom64_assemble",
         [
             f"output_dir={root}/model",
             f"vae={root}/autoencoder",
             f"transformer=[{root}/df, {root}/live]",
+            f"baselines=[{root}/tf, {root}/df]",
             f"episodes={root}/episodes",
             "num_starts=2",
             "start_frames=2",
@@ -115,6 +128,44 @@ def test_the_folder_plays_the_weights_of_the_last_stage(runs: Path):
     assert session.step(["forward"]).shape == (16, 16, 3)
     card = (runs / "model/README.md").read_text()
     assert f"| {runs.name}/live | 3 |" in card and "forward, left, turn left" in card
+
+
+def test_baselines_lie_beside_the_model_and_play_the_same_start(runs: Path):
+    pipeline = WorldModelPipeline.from_pretrained(runs / "model")
+    baselines = pipeline.baselines(runs / "model")
+    assert set(baselines) == {"teacher_forcing", "diffusion_forcing"}
+    frames, controls = load_starts(runs / "model", 0)
+    sigmas = {"teacher_forcing": 0.0, "diffusion_forcing": 0.15}
+    for run, (forcing, baseline) in zip(("df", "tf"), sorted(baselines.items()), strict=True):
+        trained = WorldDiT.from_pretrained(runs / run / "weights/transformer").state_dict()
+        for name, value in baseline.transformer.state_dict().items():
+            torch.testing.assert_close(value, trained[name].half().float(), msg=name)
+        assert baseline.vae is pipeline.vae and baseline.config.fps == pipeline.config.fps
+        session = baseline.open_session(frames, controls)
+        assert session.context_sigma == sigmas[forcing]
+        assert session.step(["forward"]).shape == (16, 16, 3)
+    assert f"| {runs.name}/tf | 2 |" in (runs / "model/README.md").read_text()
+    assert pipeline.baselines(runs) == {}
+
+
+def test_baselines_need_an_objective_of_their_own_and_the_same_controls(runs: Path, tmp_path: Path):
+    def assemble(baselines: str) -> None:
+        options = {"output_dir": tmp_path / "model", "vae": runs / "autoencoder", "episodes": runs / "episodes"}
+        options |= {"transformer": f"[{runs}/df, {runs}/live]", "baselines": baselines}
+        world_model.assemble_world_model(
+            "live/vizdoom64_assemble", [f"{key}={value}" for key, value in options.items()]
+        )
+
+    with pytest.raises(ConfigError, match="one of each objective"):
+        assemble(f"[{runs}/df, {runs}/df]")
+    with pytest.raises(ConfigError, match="nowhere"):
+        assemble(f"[{runs}/nowhere]")
+    shutil.copytree(runs / "tf", tmp_path / "tf")
+    path = tmp_path / "tf/controls.json"
+    path.write_text(path.read_text().replace("12.0", "13.0").replace("0.12", "0.13"))
+    with pytest.raises(ConfigError, match="other controls"):
+        assemble(f"[{tmp_path}/tf]")
+    assert not (tmp_path / "model").exists()
 
 
 def test_keys_lead_along_the_floor_of_the_recordings(runs: Path):
@@ -285,6 +336,7 @@ RECIPES = {
     "assemble": world_model.AssembleWorldModelRecipe,
     "df": world_model.WorldModelRecipe,
     "live": world_model.WorldModelRecipe,
+    "tf": world_model.WorldModelRecipe,
 }
 
 
@@ -292,8 +344,8 @@ RECIPES = {
 def test_every_config_is_one_of_its_recipe(path: Path):
     stage = path.stem.rpartition("_")[2]
     config = load_config(RECIPES[stage], str(path), [])
-    if stage in ("df", "live"):
+    if stage in ("df", "live", "tf"):
         window = {"re10k": 32, "vizdoom64": 8}.get(path.stem.partition("_")[0], 16)
-        assert config.objective == {"df": "diffusion_forcing", "live": "live"}[stage]
+        assert config.objective == {"df": "diffusion_forcing", "live": "live", "tf": "teacher_forcing"}[stage]
         assert config.new is None or config.new["window"] == window
         assert all(window % p == 0 for part in config.curriculum or [] for p in part.weights)

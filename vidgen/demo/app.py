@@ -58,8 +58,9 @@ def load_context(
         pipe = load_pipeline(WorldModelPipeline, folder, **options)
         if not pipe.control_encoder.actions.choices:
             raise VidgenError(f"{folder}: its controls have no choices, so no key can steer this world model.")
-        kind = FORCINGS.get(pipe.transformer.config.forcing)
-        worlds[f"{name} ({kind})" if kind else name] = (pipe, folder)
+        for world in (pipe, *pipe.baselines(folder).values()):
+            kind = FORCINGS.get(world.transformer.config.forcing)
+            worlds[f"{name} ({kind})" if kind else name] = (world, folder)
     visitors = Visitors(config.output / "visitors", config.max_visitors, config.idle_seconds, config.forget_seconds)
     return DemoContext(config, video, worlds, visitors)
 

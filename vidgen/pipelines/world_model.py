@@ -27,6 +27,7 @@ from vidgen.runtime.assets import require_model
 from vidgen.runtime.errors import ConfigError
 
 OUTPUT_TYPES = ("np", "pil")
+BASELINES_NAME = "baselines"
 
 
 @dataclass
@@ -101,6 +102,25 @@ class WorldModelPipeline(DiffusionPipeline):
         """
         require_model(pretrained_model_name_or_path, "the recipe world_model_assemble")
         return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+
+    def baselines(self, folder: str | Path) -> dict[str, WorldModelPipeline]:
+        """Models that lie in this one's folder to be compared with it, by what they were trained with.
+
+        Args:
+            folder: that this pipeline was loaded from.
+
+        Returns:
+            Pipelines with a transformer of their own and this one's everything else, by the name of their objective
+            (`"teacher_forcing"`); none where the folder has none.
+        """
+        found = {}
+        for path in sorted((Path(folder) / BASELINES_NAME).glob("*/config.json")):
+            transformer = WorldDiT.from_pretrained(path.parent, torch_dtype=self.dtype).to(self.device)
+            options = {name: self.config[name] for name in ("controls", "fps", "num_inference_steps", "context_sigma")}
+            if transformer.config.forcing == "teacher_forcing":
+                options["context_sigma"] = None  # its context was never noisy
+            found[path.parent.name] = WorldModelPipeline(transformer, self.vae, self.scheduler, **options)
+        return found
 
     def open_session(
         self,

@@ -37,6 +37,7 @@ from vidgen.models.frame_autoencoder import stride_of
 from vidgen.models.world_dit import WorldDiT
 from vidgen.pipelines import WorldModelPipeline
 from vidgen.pipelines.play import STARTS_NAME
+from vidgen.pipelines.world_model import BASELINES_NAME
 from vidgen.recipes.command_line import require_parts, training_recipe
 from vidgen.recipes.model_card import parameter_counts, run_table
 from vidgen.runtime.checkpoint import atomic_directory, atomic_write, save_safetensors
@@ -401,6 +402,7 @@ class AssembleWorldModelRecipe:
         output_dir: the diffusers folder to write; an existing one is replaced.
         vae: run folder of the frame autoencoder.
         transformer: run folders of the transformer's stages; the last one's is taken.
+        baselines: run folders of transformers of other objectives, put beside it to be compared with.
         num_inference_steps: steps of the sampler per frame.
         shift: of the sampler's levels.
         solver_order: of the sampler.
@@ -421,6 +423,7 @@ class AssembleWorldModelRecipe:
     context_sigma: float = 0.15
     num_starts: int = 8
     start_frames: int = 8
+    baselines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.transformer:
@@ -441,8 +444,10 @@ def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
             *((Path(run) / "metrics.jsonl", "the recipe world_model") for run in config.transformer),
             (last / CONTROLS_NAME, "the recipe world_model"),
             (transformer, "the recipe world_model"),
+            *((Path(run) / "weights" / "transformer", "the recipe world_model") for run in config.baselines),
         ]
     )
+    baselines = _open_baselines(config, last)
     known = json.loads((last / CONTROLS_NAME).read_text())
     pipeline = WorldModelPipeline(
         transformer=WorldDiT.from_pretrained(transformer),
@@ -460,14 +465,16 @@ def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
             f"most {window - 1}."
         )
     # Stored in half the bytes; whoever loads them chooses the type to compute in, float32 by default.
-    pipeline.transformer.to(torch.float16)
-    pipeline.vae.to(torch.float16)
+    for model in (pipeline.transformer, pipeline.vae, *baselines.values()):
+        model.to(torch.float16)
     kind = "cameras" if isinstance(pipeline.control_encoder.controls, PoseControls) else "actions"
     starts = EpisodeDataset(config.episodes, "validation", config.start_frames, controls=kind, in_memory=False)
     chosen = _telling_windows(starts, config.num_starts)
     output_dir = Path(config.output_dir)
     with atomic_directory(output_dir) as folder:
         pipeline.save_pretrained(folder, safe_serialization=True)
+        for forcing, baseline in baselines.items():
+            baseline.save_pretrained(folder / BASELINES_NAME / forcing)
         windows = [starts[index] for index in chosen]
         save_safetensors(
             {name: torch.stack([window[name] for window in windows]) for name in ("frames", "controls")},
@@ -475,6 +482,20 @@ def assemble_world_model(source: str | None, overrides: list[str]) -> Path:
         )
         (folder / "README.md").write_text(_model_card(config, pipeline, known["world"]))
     return output_dir
+
+
+def _open_baselines(config: AssembleWorldModelRecipe, model: Path) -> dict[str, WorldDiT]:
+    """The transformers to be compared with, by their objectives."""
+    controls, baselines = (model / CONTROLS_NAME).read_text(), {}
+    for run in config.baselines:
+        transformer = WorldDiT.from_pretrained(Path(run) / "weights" / "transformer")
+        forcing = transformer.config.forcing
+        if forcing is None or forcing in baselines:
+            raise ConfigError(f"baselines: {run} was trained with {forcing}; allowed: one of each objective.")
+        if (Path(run) / CONTROLS_NAME).read_text() != controls:
+            raise ConfigError(f"baselines: {run} has other controls than {model}, so the same keys can't steer it.")
+        baselines[forcing] = transformer
+    return baselines
 
 
 def _telling_windows(starts: EpisodeDataset, count: int) -> list[int]:
@@ -520,7 +541,7 @@ denoising steps each, steered by {", ".join(actions.names)}. `vidgen world play`
 
 | part | steps | minutes | last training loss | held-out |
 |---|---|---|---|---|
-{run_table((config.vae, *config.transformer))}
+{run_table((config.vae, *config.transformer, *config.baselines))}
 
 **Limits**: {limits}
 """
