@@ -40,13 +40,17 @@ def results(folder) -> dict:
 def test_every_row_is_measured_and_shown(folder, results):
     assert results["benchmark"] == "sgg_icl"
     (run,) = results["seeds"].values()
-    rows = {"base", "base_reweighted", "joint", "oracle_router/rerank", "routed/rerank, replaced", "routed/rerank_1"}
+    rows = {"base", "base_reweighted", "joint", "oracle_router/rerank", "routed/rerank, replaced"}
+    rows |= {"routed/rerank, 1 of them", "routed/rerank, 2 of them"}
     rows |= {
         f"{policy}/{name}"
         for policy in ("icl_all", "routed")
         for name in ("random", "retrieval", "rerank", "oracle_iou")
     }
-    assert set(run["rows"]) == rows and set(run["negative_control"]) == rows
+    assert set(run["rows"]) == rows and set(run["negative_control"]) == set(run["seen_looks"]) == rows
+    chosen = run["num_examples"]["chosen"]
+    assert chosen == (1 if run["num_examples"]["1"] >= run["num_examples"]["2"] else 2)
+    assert run["rows"]["routed/rerank"] == run["rows"][f"routed/rerank, {chosen} of them"]
     table = (folder / "out/table.md").read_text()
     assert all(f"| {name} |" in table for name in rows)
     assert run["rankings"]["oracle_iou"]["iou_at_1"] == run["rankings"]["oracle_iou"]["best_iou"]

@@ -27,7 +27,8 @@ GAME = """
 """
 HOW_TO_TRAIN = """
 <div class="vg-card"><h3>No world model here yet</h3>
-The worlds below are renderers, not models. A small model of Doom trains for three and a half hours on one core of a CPU.
+The worlds below are renderers, not models. A small model of Doom trains for three and a half hours on one core of a
+CPU.
 <details><summary>How</summary><pre>vidgen world record vizdoom -o runs/doom/episodes --episodes 600 --frames 240
 vidgen world record vizdoom -o runs/doom/episodes --episodes 24 --frames 240 --split validation --seed 1
 vidgen train frame_autoencoder --config live/vizdoom64_autoencoder
