@@ -54,6 +54,12 @@ def test_a_walk_keeps_to_the_floor(pose: tuple, delta: tuple, expected: tuple):
     torch.testing.assert_close(reached, camera(*expected), atol=1e-9, rtol=0)
 
 
+def test_a_long_step_does_not_jump_over_a_thin_wall():
+    floor = FloorPlan(1.0, (0.0, 0.0), ("..#..",))
+    place = camera(0.5, 0.5, 0.0)
+    torch.testing.assert_close(Walk(SPEC, floor)(place, torch.tensor([3.0, 0.0, 0.0])), place, atol=1e-9, rtol=0)
+
+
 def test_the_visited_floor_is_where_somebody_stood_and_nowhere_else():
     places = np.random.default_rng(0).uniform(-20, 30, (500, 2))
     floor = FloorPlan.visited(places, 4.0)
