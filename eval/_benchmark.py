@@ -10,7 +10,7 @@ import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from vidgen.runtime.assets import find_asset
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import generator_for, select_device, select_dtype
 from vidgen.runtime.errors import ConfigError, VidgenError
+from vidgen.runtime.meter import run_environment
 from vidgen.worlds import CameraMove, LandscapeScene, LandscapeWorld
 from vidgen.worlds.landscape import BIOMES, FAST_SPEED, RAMP_SECONDS, TIMES, TRAVELLERS, WEATHERS
 
@@ -150,6 +151,45 @@ class _DifferentSeeds(argparse.Action):
         if len(set(values)) < len(values):
             parser.error(f"{option} {' '.join(map(str, values))}: every seed once")
         setattr(namespace, self.dest, values)
+
+
+def add_merge(parser: argparse.ArgumentParser) -> None:
+    """Adds `--merge`; see `earlier_results` and `measure_seeds`."""
+    text = "keep the other seeds that results.json of --out holds, which must have been measured with the same sizes"
+    parser.add_argument("--merge", action="store_true", help=text)
+
+
+def earlier_results(options: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With `--merge`, what results.json of `--out` holds; empty without either.
+
+    Args:
+        options: parsed ones, with `merge` and `out`.
+        settings: what every measurement was made with, under `"sizes"` in the results.
+
+    Raises:
+        ConfigError: the results were measured with other settings.
+    """
+    path = options.out / "results.json"
+    if not options.merge or not path.exists():
+        return {}
+    results = json.loads(path.read_text(encoding="utf-8"))
+    if results["sizes"] != json.loads(json.dumps(settings)):
+        raise ConfigError(f"--merge: {path} was measured with other sizes; give the same, or another --out.")
+    return results
+
+
+def measure_seeds(
+    seeds: Sequence[int], measure: Callable[[int], dict[str, Any]], earlier: Mapping[str, dict[str, Any]]
+) -> dict[int, dict[str, Any]]:
+    """Measurements by seed, each with the environment it was made in; earlier ones of other seeds stay.
+
+    Args:
+        seeds: to measure now.
+        measure: everything about one seed.
+        earlier: measurements by seed, as results.json holds them.
+    """
+    fresh = {seed: {**measure(seed), "environment": run_environment()} for seed in seeds}
+    return dict(sorted({**{int(seed): run for seed, run in earlier.items()}, **fresh}.items()))
 
 
 def reports_errors(main: Callable[..., int]) -> Callable[..., int]:

@@ -43,10 +43,13 @@ import numpy as np
 import torch
 from _benchmark import (
     WorkFolder,
+    add_merge,
     add_out,
     add_seeds,
     add_sizes,
     check_sizes,
+    earlier_results,
+    measure_seeds,
     parse_sizes,
     report_progress,
     reports_errors,
@@ -68,7 +71,6 @@ from vidgen.language.models import LanguageModel, load_language_model
 from vidgen.recipes.language_model import prepare_corpus, train_causal_lm
 from vidgen.runtime.device import derive_seed, set_threads
 from vidgen.runtime.errors import ConfigError
-from vidgen.runtime.meter import run_environment
 
 SELECTIONS = ("knapspec", "clasp", "static", "random", "early_exit")
 # Sub-layers that are left out, of twelve: a sixth, a quarter, five twelfths and a half of the model.
@@ -132,11 +134,15 @@ class Bench(WorkFolder):
     """
 
     def __init__(self, sizes: Sizes, seed: int, contexts: Sequence[int], text: str | None, work: Path) -> None:
-        settings = {**dataclasses.asdict(sizes), "contexts": list(contexts), "text": text}
-        super().__init__(work / f"seed_{seed}", settings)
+        super().__init__(work / f"seed_{seed}", self.settings(sizes, contexts, text))
         self.sizes, self.seed, self.contexts = sizes, seed, contexts
         self.source = TextSource(text)
         self.corpus = self.folder / "corpus"
+
+    @staticmethod
+    def settings(sizes: Sizes, contexts: Sequence[int], text: str | None) -> dict[str, Any]:
+        """What measurements depend on."""
+        return {**dataclasses.asdict(sizes), "contexts": list(contexts), "text": text}
 
     def run(self) -> dict[str, Any]:
         """Everything about one seed."""
@@ -372,15 +378,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", metavar="FOLDER", help="*.py files to learn from; default: the standard library")
     parser.add_argument("--work", type=Path, default=Path("runs/eval/knapspec"), help="folder of the trained models")
     add_out(parser, "knapspec")
+    add_merge(parser)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(arguments)
     set_threads()
     sizes, contexts = parse_sizes(Sizes, options.set), sorted(set(options.contexts))
-    runs = {seed: Bench(sizes, seed, contexts, options.text, options.work).run() for seed in options.seeds}
+    settings = Bench.settings(sizes, contexts, options.text)
+    earlier = earlier_results(options, settings).get("seeds", {})
+    runs = measure_seeds(
+        options.seeds, lambda seed: Bench(sizes, seed, contexts, options.text, options.work).run(), earlier
+    )
     results = {
         "benchmark": "knapspec",
-        "sizes": dataclasses.asdict(sizes),
-        "environment": run_environment(),
+        "sizes": settings,
         "seeds": {str(seed): run for seed, run in runs.items()},
         "claims": claims(runs),
     }

@@ -53,10 +53,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from _benchmark import (
     WorkFolder,
+    add_merge,
     add_out,
     add_seeds,
     add_sizes,
     check_sizes,
+    earlier_results,
+    measure_seeds,
     parse_sizes,
     report_progress,
     reports_errors,
@@ -93,7 +96,6 @@ from vidgen.models.world_dit import WorldDiT
 from vidgen.runtime.checkpoint import atomic_write, load_safetensors, save_safetensors
 from vidgen.runtime.device import derive_seed, generator_for, select_device, set_threads
 from vidgen.runtime.errors import ConfigError, VidgenError
-from vidgen.runtime.meter import run_environment
 from vidgen.train import OptimizerConfig, TrainConfig, TrainResult, fit
 from vidgen.train.autoencoder import to_model_pixels
 from vidgen.train.block_code import BlockCode
@@ -771,6 +773,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--work", type=Path, default=Path("runs/eval/live"), help="default: %(default)s")
     add_out(parser, "live")
+    add_merge(parser)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     add_sizes(parser, Sizes)
     options = parser.parse_args(arguments)
@@ -783,23 +786,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             skipped[name] = f'{package} is not installed: pip install "vidgen[worlds]"'
             print(f"{name} is skipped: {skipped[name]}", flush=True)
     sizes = parse_sizes(Sizes, options.set)
-    benches = [
-        Bench(name, sizes, seed, options.work)
-        for name in options.worlds
-        if name not in skipped
-        for seed in options.seeds
-    ]
-    worlds: dict[str, dict[int, Any]] = {}
-    for bench in benches:
-        worlds.setdefault(bench.world, {})[bench.seed] = bench.run(options.ablations)
-        if bench.seed == options.seeds[0]:
-            bench.write_video(options.out / f"{bench.world}.mp4")
+    settings = dataclasses.asdict(sizes)
+    worlds: dict[str, dict[int, Any]] = {
+        name: measure_seeds([], dict, runs)
+        for name, runs in earlier_results(options, settings).get("worlds", {}).items()
+    }
+    for name in options.worlds:
+        if name not in skipped:
+            benches = {seed: Bench(name, sizes, seed, options.work) for seed in options.seeds}
+            worlds[name] = measure_seeds(
+                options.seeds,
+                lambda seed, benches=benches: benches[seed].run(options.ablations),
+                worlds.get(name, {}),
+            )
+            benches[options.seeds[0]].write_video(options.out / f"{name}.mp4")
     results = {
         "benchmark": "live",
-        "seeds": options.seeds,
-        "sizes": dataclasses.asdict(sizes),
+        "sizes": settings,
         "metrics": METRICS,
-        "environment": run_environment(),
         "skipped": skipped,
         "claims": [claim for name, runs in worlds.items() for claim in claims(name, runs)],
         "worlds": worlds,

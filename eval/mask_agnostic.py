@@ -47,10 +47,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from _benchmark import (
     WorkFolder,
+    add_merge,
     add_out,
     add_seeds,
     add_sizes,
     check_sizes,
+    earlier_results,
+    measure_seeds,
     parse_sizes,
     report_progress,
     reports_errors,
@@ -76,7 +79,6 @@ from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.config import load_config
 from vidgen.runtime.device import derive_seed, set_threads
 from vidgen.runtime.errors import ConfigError
-from vidgen.runtime.meter import run_environment
 from vidgen.train import fit
 
 WINDOW, MOST = 8, 64
@@ -413,18 +415,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_sizes(parser, Sizes)
     parser.add_argument("--work", type=Path, default=Path("runs/eval/mask_agnostic"), help="folder of trained models")
     add_out(parser, "mask_agnostic")
+    add_merge(parser)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed or nothing was shown")
     options = parser.parse_args(arguments)
     set_threads()
     disable_progress_bar()
     sizes = parse_sizes(Sizes, options.set)
-    runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
+    settings = dataclasses.asdict(sizes)
+    earlier = earlier_results(options, settings).get("seeds", {})
+    runs = measure_seeds(options.seeds, lambda seed: Bench(sizes, seed, options.work).run(), earlier)
     claimed = claims(runs)
     results = {
         "benchmark": "mask_agnostic",
         "verdict": verdict(claimed),
-        "sizes": dataclasses.asdict(sizes),
-        "environment": run_environment(),
+        "sizes": settings,
         "seeds": {str(seed): run for seed, run in runs.items()},
         "claims": claimed,
     }

@@ -46,10 +46,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from _benchmark import (
     WorkFolder,
+    add_merge,
     add_out,
     add_seeds,
     add_sizes,
     check_sizes,
+    earlier_results,
+    measure_seeds,
     parse_sizes,
     report_progress,
     reports_errors,
@@ -63,7 +66,6 @@ from vidgen.language.dllm.sudoku import SudokuData
 from vidgen.recipes import dllm as recipes
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import derive_seed, set_threads
-from vidgen.runtime.meter import run_environment
 
 STEPS = {3: (2, 3, 4, 5, 13), 5: (2, 3, 4, 6, 11)}  # by clues; the last is one cell per step
 BARS = ((3, 5), (5, 3))  # clues, steps
@@ -380,15 +382,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_sizes(parser, Sizes)
     parser.add_argument("--work", type=Path, default=Path("runs/eval/rcd"), help="folder of the trained models")
     add_out(parser, "rcd")
+    add_merge(parser)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(arguments)
     set_threads()
     sizes = parse_sizes(Sizes, options.set)
-    runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
+    settings = dataclasses.asdict(sizes)
+    earlier = earlier_results(options, settings).get("seeds", {})
+    runs = measure_seeds(options.seeds, lambda seed: Bench(sizes, seed, options.work).run(), earlier)
     results = {
         "benchmark": "rcd",
-        "sizes": dataclasses.asdict(sizes),
-        "environment": run_environment(),
+        "sizes": settings,
         "seeds": {str(seed): run for seed, run in runs.items()},
         "claims": claims(runs),
     }

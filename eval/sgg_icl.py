@@ -57,10 +57,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from _benchmark import (
     WorkFolder,
+    add_merge,
     add_out,
     add_seeds,
     add_sizes,
     check_sizes,
+    earlier_results,
+    measure_seeds,
     parse_sizes,
     report_progress,
     reports_errors,
@@ -79,7 +82,6 @@ from scene_graph.schema import SceneGraph, idf_weights
 from scene_graph.simulator import SimulatorConfig, simulate
 from vidgen.runtime.checkpoint import atomic_write
 from vidgen.runtime.device import derive_seed, set_threads
-from vidgen.runtime.meter import run_environment
 
 MOST_EXAMPLES = 2
 RANKINGS = ("random", "retrieval", "rerank", "oracle_iou")
@@ -480,15 +482,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_sizes(parser, Sizes)
     parser.add_argument("--work", type=Path, default=Path("runs/eval/sgg_icl"), help="folder of the trained parts")
     add_out(parser, "sgg_icl")
+    add_merge(parser)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     options = parser.parse_args(arguments)
     set_threads()
     sizes = parse_sizes(Sizes, options.set)
-    runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
+    settings = dataclasses.asdict(sizes)
+    earlier = earlier_results(options, settings).get("seeds", {})
+    runs = measure_seeds(options.seeds, lambda seed: Bench(sizes, seed, options.work).run(), earlier)
     results = {
         "benchmark": "sgg_icl",
-        "sizes": dataclasses.asdict(sizes),
-        "environment": run_environment(),
+        "sizes": settings,
         "seeds": {str(seed): run for seed, run in runs.items()},
         "claims": claims(runs),
     }

@@ -48,10 +48,13 @@ import numpy as np
 import torch
 from _benchmark import (
     WorkFolder,
+    add_merge,
     add_out,
     add_seeds,
     add_sizes,
     check_sizes,
+    earlier_results,
+    measure_seeds,
     parse_sizes,
     report_progress,
     reports_errors,
@@ -65,7 +68,6 @@ from vidgen.language.causal_lm import next_token_loss
 from vidgen.language.decoding.coverage import bootstrap_ci, coverage_auc, first_k_curves, pass_at_k_curves
 from vidgen.language.decoding.tgr import LookAhead, TGRConfig, TGROutput, tgr_generate
 from vidgen.runtime.device import derive_seed, generator_for, set_threads
-from vidgen.runtime.meter import run_environment
 from vidgen.train import OptimizerConfig, StepOutput, TrainConfig, TrainingMethod, fit
 
 PAD, END = 0, 1
@@ -713,15 +715,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_sizes(parser, Sizes)
     parser.add_argument("--work", type=Path, default=Path("runs/eval/tgr"), help="folder of the trained models")
     add_out(parser, "tgr")
+    add_merge(parser)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a gate or bar is missed")
     options = parser.parse_args(arguments)
     set_threads()
     sizes = parse_sizes(Sizes, options.set)
-    runs = {seed: Bench(sizes, seed, options.work).run() for seed in options.seeds}
+    settings = dataclasses.asdict(sizes)
+    earlier = earlier_results(options, settings).get("seeds", {})
+    runs = measure_seeds(options.seeds, lambda seed: Bench(sizes, seed, options.work).run(), earlier)
     results = {
         "benchmark": "tgr",
-        "sizes": dataclasses.asdict(sizes),
-        "environment": run_environment(),
+        "sizes": settings,
         "seeds": {str(seed): run for seed, run in runs.items()},
         "claims": claims(runs, sizes),
         "findings": findings(runs),

@@ -73,10 +73,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from _benchmark import (
     WorkFolder,
+    add_merge,
     add_out,
     add_seeds,
     add_sizes,
     check_sizes,
+    earlier_results,
+    measure_seeds,
     parse_sizes,
     report_progress,
     reports_errors,
@@ -98,7 +101,6 @@ from vidgen.pipelines import WorldModelPipeline, WorldSession
 from vidgen.runtime.checkpoint import atomic_write, load_safetensors, save_safetensors
 from vidgen.runtime.device import derive_seed, select_device, set_threads
 from vidgen.runtime.errors import ConfigError
-from vidgen.runtime.meter import run_environment
 from vidgen.schedulers import flow_sampler
 from vidgen.train import OptimizerConfig, TrainConfig, TrainResult, fit
 from vidgen.train.autoencoder import to_model_pixels
@@ -702,15 +704,14 @@ def measure_table(title: str, key: str, runs: list[dict[str, Any]], sizes: Sizes
 
 def make_table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
-    sizes, seeds = Sizes(**results["sizes"]), results["seeds"]
-    runs = list(results["runs"].values())
+    sizes, runs = Sizes(**results["sizes"]), list(results["seeds"].values())
     bars = ["| bar, for every seed | mean (range) | bar | |", "|---|---|---|---|"]
     for claim in results["claims"]:
         verdict = "pass" if claim["passed"] else "FAIL"
         values = spread(list(claim["by_seed"].values()), 2)
         bars.append(f"| {claim['claim']} | {values} | {claim['bar']} | {verdict} |")
     void = [seed for seed, value in results["claims"][0]["by_seed"].items() if value < MIN_GAIN]
-    head = f"Seeds {', '.join(map(str, seeds))}; window T = {sizes.window} frames, {sizes.steps} steps."
+    head = f"Seeds {', '.join(results['seeds'])}; window T = {sizes.window} frames, {sizes.steps} steps."
     if void:
         head += f" Void, since the base doesn't recall what it sees: seed {', '.join(void)}."
     tables = [measure_table(title, key, runs, sizes) for title, key in TABLES.items()]
@@ -748,26 +749,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_seeds(parser)
     parser.add_argument("--work", type=Path, default=Path("runs/eval/world_revisits"), help="default: %(default)s")
     add_out(parser, "world_revisits")
+    add_merge(parser)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a bar is missed")
     add_sizes(parser, Sizes)
     options = parser.parse_args(arguments)
     set_threads()
     sizes = parse_sizes(Sizes, options.set)
-    benches = [Bench(sizes, seed, options.work) for seed in options.seeds]
-    runs = {bench.seed: bench.run() for bench in benches}
+    settings = dataclasses.asdict(sizes)
+    earlier = earlier_results(options, settings).get("seeds", {})
+    benches = {seed: Bench(sizes, seed, options.work) for seed in options.seeds}
+    runs = measure_seeds(options.seeds, lambda seed: benches[seed].run(), earlier)
     results = {
         "benchmark": "world_revisits",
-        "seeds": options.seeds,
-        "sizes": dataclasses.asdict(sizes),
+        "sizes": settings,
         "metrics": METRICS,
-        "environment": run_environment(),
         "claims": claims(runs, sizes),
-        "runs": runs,
+        "seeds": {str(seed): run for seed, run in runs.items()},
     }
     table = make_table(results)
     write_results(options.out, results, table)
     plot_gains(list(runs.values()), sizes, options.out / "gain_against_absence.png")
-    benches[0].write_sheet(options.out / "revisit.png")
+    benches[options.seeds[0]].write_sheet(options.out / "revisit.png")
     print(table)
     return int(options.check and not all(claim["passed"] for claim in results["claims"]))
 

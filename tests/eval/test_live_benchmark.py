@@ -99,7 +99,7 @@ def test_a_toy_run_writes_everything(benchmark, folder):
         assert run["arms"]["truth"]["psnr"][-1] > run["arms"][arm]["psnr"][-1] + 3
         assert run["arms"]["truth"]["fd"][-1] < run["arms"][arm]["fd"][-1]
     assert len({tuple(run["arms"][arm]["psnr_curve"][1:]) for arm in trained}) == len(trained)
-    assert results["sizes"]["df_steps"] == 6 and {"versions", "cpu"} <= results["environment"].keys()
+    assert results["sizes"]["df_steps"] == 6 and {"versions", "cpu"} <= run["environment"].keys()
     table = (out / "table.md").read_text()
     assert "NO: void" in table and "| no_cycle |" in table and "### Equal time" in table and "| elsewhere |" in table
     assert Image.open(out / "room_curves.png").size == (1650, 462)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,40 @@ def test_a_second_run_trains_nothing_and_writes_the_same(benchmark, folder, resu
     assert benchmark.main(options) == 0
     assert json.loads((folder / "again/results.json").read_text())["seeds"] == results["seeds"]
     assert benchmark.main([*options, "--check"]) == 1
+
+
+def test_merging_keeps_earlier_seeds_and_measures_those_asked_for_again(
+    benchmark, folder, results, tmp_path, monkeypatch
+):
+    measured = []
+
+    def run(bench) -> dict:
+        measured.append(bench.seed)
+        return copy.deepcopy(results["seeds"]["0"]) | {"again": True}
+
+    monkeypatch.setattr(benchmark.Bench, "run", run)
+    shutil.copytree(folder / "out", tmp_path / "out")
+    options = ["--set", *TOY, "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out"), "--seeds"]
+
+    def merged(*seeds: str) -> dict:
+        assert benchmark.main([*options, *seeds, "--merge"]) == 0
+        return json.loads((tmp_path / "out/results.json").read_text())
+
+    with_ten, again = merged("10", "2"), merged("0")
+    assert list(with_ten["seeds"]) == ["0", "2", "10"] and measured == [10, 2, 0]
+    assert with_ten["seeds"]["0"] == results["seeds"]["0"] and "again" in with_ten["seeds"]["10"]
+    assert all(claim["by_seed"].keys() == with_ten["seeds"].keys() for claim in with_ten["claims"])
+    assert "again" in again["seeds"]["0"] and again["seeds"]["10"] == with_ten["seeds"]["10"]
+    # Without it, results are those of the seeds asked for.
+    assert benchmark.main([*options, "2"]) == 0
+    assert list(json.loads((tmp_path / "out/results.json").read_text())["seeds"]) == ["2"]
+
+
+def test_merging_with_other_sizes_is_refused_before_anything_is_measured(benchmark, folder, tmp_path, capsys):
+    options = ["--seeds", "1", "--work", str(tmp_path / "work"), "--out", str(folder / "out"), "--merge"]
+    assert benchmark.main([*options, "--set", *TOY, "puzzles=11"]) == 2
+    assert "was measured with other sizes; give the same, or another --out" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
 
 
 def test_other_sizes_are_refused(benchmark, folder, capsys):

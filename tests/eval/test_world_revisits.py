@@ -78,12 +78,12 @@ def test_a_toy_run_writes_everything(folder):
     out = folder / "out"
     results = json.loads((out / "results.json").read_text())
     assert results["benchmark"] == "world_revisits"
-    run = results["runs"]["5"]
+    run = results["seeds"]["5"]
     models = ["none, window", "frame, window", "rolling, window", "rolling, full", "rolling, slow-fast"]
     models += ["frame, slow-fast", "frame, oldest out"]
     assert list(run["arms"]) == [*models, "truth", "another room"]
     assert run["base"]["steps"] == 3 and results["sizes"]["steps"] == 3
-    assert {"versions", "cpu"} <= results["environment"].keys() and "gain" in results["metrics"]
+    assert {"versions", "cpu"} <= run["environment"].keys() and "gain" in results["metrics"]
     # The full memory is full before it is back from the longer absences.
     for arm, measured in run["arms"].items():
         assert list(measured) == (["2"] if arm == "rolling, full" else ["2", "4", "8"])
@@ -101,7 +101,7 @@ def test_a_toy_run_writes_everything(folder):
 
 
 def test_the_window_forgets_where_the_sizes_say_so_and_slow_fast_keeps(benchmark, folder):
-    arms = json.loads((folder / "out" / "results.json").read_text())["runs"]["5"]["arms"]
+    arms = json.loads((folder / "out" / "results.json").read_text())["seeds"]["5"]["arms"]
     sizes = benchmark.Sizes(**TOY)
     assert sizes.within == [2, 4] and sizes.beyond == [8]
     for arm, measured in arms.items():
@@ -124,7 +124,7 @@ def test_what_is_measured_is_not_measured_again(benchmark, folder, tmp_path, mon
         monkeypatch.setattr(benchmark, name, forbidden)
     assert benchmark.main([*arguments(folder), "--out", str(tmp_path), "--check"]) == 1
     first, second = (json.loads((path / "results.json").read_text()) for path in (folder / "out", tmp_path))
-    assert second["runs"] == first["runs"] and second["claims"] == first["claims"]
+    assert second["seeds"] == first["seeds"] and second["claims"] == first["claims"]
 
 
 def test_other_sizes_are_not_mixed_in(benchmark, folder, capsys):
